@@ -105,7 +105,6 @@ class Outs:
         self._by_key = [(k, _arrays_of(k, o)) for k, o in zip(keys, outs, strict=True)]
 
     def check(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Raise InputError unless a value of this dtype and shape fits the arrays of the key at position `place`."""
         key, arrays = self._by_key[place]
         for array in arrays:
             if tuple(array.shape) != shape or not np.can_cast(dtype, array.dtype, "same_kind"):
@@ -116,7 +115,6 @@ class Outs:
                 raise InputError(f"key {key!r}: the array to write to is read-only")
 
     def only(self, place: int) -> np.ndarray | None:
-        """Return the only array of the key at position `place`, if it is one of numpy; else None."""
         arrays = self._by_key[place][1]
         return arrays[0] if len(arrays) == 1 and isinstance(arrays[0], np.ndarray) else None
 
@@ -139,12 +137,10 @@ class Outs:
             array[indices] = values
 
     def may_overlap(self, place: int, values: Sequence[np.ndarray]) -> bool:
-        """Whether an array of the key at position `place` may share memory with one of these values."""
         arrays = [array for array in self._by_key[place][1] if isinstance(array, np.ndarray)]
         return any(np.may_share_memory(array, v) for array in arrays for v in values)
 
     def result(self, found: list[Any]) -> Any:
-        """Return `out` if it was given, otherwise the values."""
         return self.given if self.given is not None else found if self._several else found[0]
 
 
@@ -206,6 +202,5 @@ def shown(keys: Sequence[Key]) -> str:
 
 
 def described(value: Any) -> str:
-    """Return a value as text for an error: shortened, with its type."""
     text = repr(value)
     return f"{text} ({type(value).__name__})" if len(text) <= _SHOWN else f"a {type(value).__name__}"

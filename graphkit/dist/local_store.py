@@ -98,7 +98,6 @@ class LocalKVStore(KVStore):
         return out
 
     def _has_type_of(self, key: Any, array: Any) -> bool:
-        """Whether the value of a key is an array of `gk.nd` with the dtype and shape of `array`."""
         if type(key) is not str and type(key) is not int:
             return False
         held = self._arrays.get(key)
@@ -126,7 +125,6 @@ class LocalKVStore(KVStore):
                 stored.wait_to_read()
 
     def _sum(self, key: Key, value: Any) -> Any:
-        """Return the sum of the values of a key: an array of `gk.nd` if all of them are."""
         given = _listed(value)
         if not _are_summed(given):
             return self._local_sum(key, value, known=True)
@@ -212,7 +210,6 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _are_summed(values: Sequence[Any]) -> bool:
-    """Whether the values of a key are arrays of `gk.nd` that the engine can sum."""
     if len(values) == 1:
         return is_array(values[0])
     return bool(values) and all(map(is_array, values)) and _can_add(values[0].dtype)

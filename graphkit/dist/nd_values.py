@@ -49,7 +49,6 @@ def copy_to(source: NDArray, target: NDArray) -> None:
 
 
 def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-    """Copy arrays of equal shape and dtype, in one operation."""
     for target in targets:
         check_writable(target)
     with batch("pull"):

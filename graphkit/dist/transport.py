@@ -123,7 +123,6 @@ class Transport(Collectives):
 
     @property
     def known_bucket_bytes(self) -> int | None:
-        """Bytes of a bucket; None before a measurement."""
         return self._bucket_bytes
 
     def bucket_bytes(self, fixed: bool = False) -> int:

@@ -133,7 +133,6 @@ TYPES = tuple(_TYPES)
 
 
 def create(options: str | Mapping[str, Any]) -> Compression:
-    """Return the compression for "2bit", "2bit:0.5", or {"type": "2bit", "threshold": 0.5}."""
     if not isinstance(options, (str, Mapping)):
         raise UsageError(
             f'compression must be a string such as "2bit:0.5", or a dict such as {{"type": "2bit"}}, not {options!r}'
@@ -169,7 +168,6 @@ class Residuals:
         self._arrays: dict[Any, np.ndarray] = {}
 
     def check(self, key: Any, size: int) -> None:
-        """Raise InputError if the key had another size before."""
         known = self._sizes.setdefault(key, size)
         if known != size:
             raise InputError(f"key {key!r} had {known} elements in an earlier push, but has {size} now")

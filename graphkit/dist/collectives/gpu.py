@@ -143,7 +143,6 @@ class GpuCollectives:
                         raise RuntimeFailure(reason)
 
     def _reason(self) -> str | None:
-        """Return why the launched collectives cannot complete, or None."""
         if (reason := self._communicator.lost()) is not None:
             return reason
         try:

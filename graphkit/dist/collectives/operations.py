@@ -71,7 +71,6 @@ class Collectives:
     # --- compression ------------------------------------------------------------------------------
 
     def compress(self, compression: Compression) -> None:
-        """Collective: compress float32 arrays from now on."""
         self.compressed = CompressedSums(compression, self.communicator)
 
     @property
@@ -159,7 +158,6 @@ class Collectives:
         return self._post_rows(f"sum of {key}", RowSum(rows, ordered), unchanged)
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all ranks, of equal type, stacked by rank along a new first axis."""
         self._sent_bytes += array.nbytes
         action = partial(self.communicator.allgather, array)
         found: np.ndarray = self.communicator.perform(f"gathering of {key}", [array], action)

@@ -31,9 +31,7 @@ class Group(Protocol):
         """Return the elementwise sum in a new array on the first process; None on the others."""
         ...
 
-    def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes, of equal type, along a new first axis."""
-        ...
+    def allgather(self, array: np.ndarray) -> np.ndarray: ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
         """Return the bytes of each process, aligned to 8 bytes. sizes: number of bytes, by rank."""
@@ -99,7 +97,6 @@ class MpiGroup:
 
 
 def begins_of(sizes: Sequence[int]) -> list[int]:
-    """Return where parts of these sizes begin one after the other, and the end."""
     return [0, *itertools.accumulate(sizes)]
 
 
@@ -187,7 +184,6 @@ class Hosts:
         self.sent += source.nbytes if self.leads and self.several else 0
 
     def broadcast(self, data: np.ndarray, root: int) -> None:
-        """Copy the root's bytes to `data` of all other processes."""
         place = next(index for index, host in enumerate(self.all) if root in host.ranks)
         here = place == self.index
         self.sent += data.nbytes if here and self.leads and self.several else 0

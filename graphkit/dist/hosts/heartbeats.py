@@ -135,7 +135,6 @@ class HeartbeatMonitor:
     # --- this process ---------------------------------------------------------------------------------
 
     def doing(self, call: bytes, steps: int) -> None:
-        """Report progress: this process has reached this call."""
         now = self._progressed = time.monotonic()
         _SLOT.pack_into(
             self._board.memory, self._at, now, now, math.inf, self._process, steps, _RUNNING, self._departure, call
@@ -156,12 +155,10 @@ class HeartbeatMonitor:
         return self._board.slots["departure"][self._order], self._board.slots["steps"][self._order]
 
     def made_progress(self) -> None:
-        """Report progress of an operation for which this process waits."""
         self._progressed = time.monotonic()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Context of long work, which counts as progress."""
         number = next(self._numbers)
         self._working.append(number)
         try:

@@ -19,8 +19,6 @@ _ROUNDING = 1e-6
 
 
 class Allowed(NamedTuple):
-    """The cores, the CPU quota in cores, and the control groups of a process."""
-
     cores: frozenset[int]
     quota: float | None
     group: str

@@ -50,11 +50,9 @@ class Departure:
         return self._communicator.departures() is not None
 
     def begin(self) -> None:
-        """Tell the other processes that this worker can stop together with them."""
         self._communicator.depart(_READY)
 
     def end(self) -> None:
-        """Tell the other processes that it no longer can."""
         self._communicator.depart(_NOTHING)
 
     def is_wanted(self) -> bool:

@@ -60,7 +60,6 @@ def launched_by_mpi() -> bool:
 
 
 def _on_one_host() -> bool:
-    """Whether all processes are on this host, according to the launcher."""
     environment = os.environ
     return config.RANKS_PER_HOST.get() is None and any(
         size in environment and environment[size] == environment.get(local) for size, local in _COUNTS
@@ -198,7 +197,6 @@ class MpiCommunicator:
         return self.hosts.start_allreduce(source, result, source is result), result
 
     def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
-        """Call MPI's own Allreduce, for comparisons."""
         self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
@@ -371,7 +369,6 @@ class MpiCommunicator:
         return self.engine.disagreement
 
     def reach_barrier(self, seconds: float) -> bool:
-        """Return whether all workers call `reach_barrier` within this time."""
         end = time.monotonic() + seconds
         if not self.engine.stop_driving(seconds):
             return False

@@ -52,8 +52,6 @@ class RankProcess(NamedTuple):
 
 
 class StatusPipe:
-    """The command's end of the pipe; a context in which the pipe exists."""
-
     def __init__(self, ranks: int):
         self._ranks = ranks
         self._begun: dict[int, RankProcess] = {}
@@ -135,7 +133,6 @@ class StatusPipe:
         return sorted(lost, key=by_launchers.__contains__)
 
     def not_ended(self) -> list[str]:
-        """Return the ranks without a report ENDED, FAILED or EXCLUDED."""
         return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._reports]
 
     def _follow(self, process: int, rank: int | None) -> None:
@@ -224,7 +221,6 @@ def join() -> None:
 
 
 def report(word: str, rank: int) -> None:
-    """Report to the command that started the job, if any."""
     if _pipe is not None:
         # The pipe is full, or `_end_with_command` ends this process.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):

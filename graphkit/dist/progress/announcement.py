@@ -58,13 +58,11 @@ class Announcement(NamedTuple):
 
 
 def alike(mine: bytes, rows: Sequence[bytes]) -> bool:
-    """Whether the messages of all ranks announce the same pending operations."""
     pending = mine[PENDING]
     return all(row[PENDING] == pending for row in rows)
 
 
 def disagreement(found: Sequence[Announcement]) -> str:
-    """Return an error text: what each rank waits for or has pending. found: by rank."""
     groups: dict[str, list[int]] = {}
     for rank, announced in enumerate(found):
         groups.setdefault(str(announced), []).append(rank)
@@ -106,7 +104,6 @@ def digest_of_all(calls: Sequence[tuple[int, int]]) -> int:
 
 
 def digest_of(text: str) -> int:
-    """Return a digest of 64 bits that is not 0."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
 

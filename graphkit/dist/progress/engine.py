@@ -440,7 +440,6 @@ class ProgressEngine:
         return [_delivered(s, total[end - s.array.size : end].copy()) for s, end in zip(sums, ends, strict=True)]
 
     def _total(self, summed: Sum, known: np.ndarray | None) -> np.ndarray:
-        """Return the sum. known: the sum, if it is known."""
         if known is not None:
             return known
         # Add in the order of the ranks, as `payload_sums` does: the bits do not depend on how arrays are sent.

@@ -32,16 +32,12 @@ class Links(Protocol):
 
     def doing(self, call: bytes) -> None: ...
 
-    def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
-        """See `Communicator.waiting`."""
-        ...
+    def waiting(self, for_progress: bool) -> AbstractContextManager[None]: ...
 
     def lost(self) -> str | None: ...
 
 
 class Negotiation:
-    """Exchanges announcements with the other ranks."""
-
     def __init__(self, links: Links, queue: OperationQueue, fail: Callable[[str], None]):
         self.disagreement: str | None = None
         self._links, self._queue, self._fail = links, queue, fail

@@ -39,7 +39,6 @@ class OperationQueue:
         self._failed: list[Pending] = []
 
     def wait(self, seconds: float | None = None) -> None:
-        """Sleep until a notification, and release the lock meanwhile."""
         self._sleeping += 1
         try:
             self._condition.wait(seconds)
@@ -47,18 +46,15 @@ class OperationQueue:
             self._sleeping -= 1
 
     def notify(self) -> None:
-        """Wake all threads that sleep in `wait`."""
         if self._sleeping:
             self._condition.notify_all()
 
     def number(self, operation: Pending) -> None:
-        """Give the next number to an operation that this thread posts."""
         self._threads.add(threading.get_ident())
         self.calls += 1
         operation.number = self.calls
 
     def append(self, operation: Pending) -> None:
-        """Add an operation after others of its name."""
         self.pending.setdefault(operation.call, deque()).append(operation)
 
     def prepend(self, operation: Pending) -> None:
@@ -73,7 +69,6 @@ class OperationQueue:
                 del self.pending[operation.call]
 
     def heads(self) -> list[Pending]:
-        """Return the first operation of each name."""
         return [same_name[0] for same_name in self.pending.values()]
 
     def all(self) -> list[Pending]:

@@ -29,9 +29,7 @@ class ServerConnection(Protocol):
 
     @property
     def sent_bytes(self) -> int: ...
-    def send(self, server: int, message: np.ndarray) -> None:
-        """Send a message after earlier ones, without waiting for its answer."""
-        ...
+    def send(self, server: int, message: np.ndarray) -> None: ...
 
     def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
         """Return the next answer of each server.

@@ -96,7 +96,6 @@ class RemoteStore(KVStore):
         self._place("init", dict(pairs))
 
     def put(self, values: Mapping[Any, np.ndarray]) -> None:
-        """Collective: replace stored values by those of rank 0."""
         self._place("put", values)
 
     def _place(self, call: str, values: Mapping[Any, np.ndarray]) -> None:
@@ -252,7 +251,6 @@ class RemoteStore(KVStore):
         super().barrier()
 
     def leave(self) -> None:
-        """Tell the servers that no other worker must wait for this one."""
         self._client.ask_all("leave", {"clock": None})
 
     # --- functions that run on servers ------------------------------------------------------------
@@ -315,7 +313,6 @@ class RemoteStore(KVStore):
         return [np.concatenate(arrays) if len(arrays) > 1 else arrays[0].copy() for arrays in found.values()]
 
     def optimizer_states(self) -> dict[str, np.ndarray]:
-        """Return the states of all servers, joined, as `save_optimizer_states` writes them."""
         parts: dict[str, list[np.ndarray]] = {}
         for names, arrays in self._client.ask_all("states"):
             for name, array in zip(names, arrays, strict=True):

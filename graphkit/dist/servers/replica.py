@@ -46,8 +46,6 @@ class Answer(NamedTuple):
 
 
 class _LastRequest(NamedTuple):
-    """The last request of a worker. keeps: whether its answer cannot be computed again."""
-
     number: int
     keeps: bool
 

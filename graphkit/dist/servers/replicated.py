@@ -28,7 +28,6 @@ _FAILURE_WAIT = 1.0
 
 
 def _connected(communicator: MpiCommunicator) -> Mesh:
-    """Collective: return the connections of this process."""
     workers = communicator.processes - communicator.servers
     servers = range(workers, communicator.processes)
     seconds = max(communicator.timeout, LEAST_TIMEOUT)
@@ -122,7 +121,6 @@ class ReplicatedConnection:
             self._arrived[frame.part].append(frame.data)
 
     def _handle_loss(self, rank: int) -> None:
-        """Handle the loss of a server, reported by its connection or by another process."""
         server = rank - self._workers
         if server in self._outbox.lost:
             return

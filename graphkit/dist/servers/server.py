@@ -221,7 +221,6 @@ class Server:
         return pack({}, [updater.average(part.key, part.value) for part in parts])
 
     def _behind(self, fields: Mapping[str, Any]) -> int:
-        """Return by how many steps the slowest worker is behind the one that asks."""
         behind = 0
         if "clock" in fields and math.isfinite(slowest := min(self._clocks)):
             behind = max(0, int(fields["clock"] - slowest))

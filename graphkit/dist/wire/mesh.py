@@ -101,7 +101,6 @@ class _Connection:
             self.outgoing.clear()
 
     def read(self) -> Iterator[Frame | None]:
-        """Yield complete frames, and None if the connection has ended."""
         taken = 0
         while True:
             if self._received == len(self._buffer):
@@ -376,7 +375,6 @@ def _configured(connection: socket.socket) -> socket.socket:
 
 
 def _host_names() -> tuple[str, ...]:
-    """Return names and addresses by which other hosts may reach this one, the most likely first."""
     name = socket.gethostname()
     found = [name]
     with contextlib.suppress(OSError):

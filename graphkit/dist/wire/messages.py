@@ -46,9 +46,7 @@ class Links(Protocol):
         """Start to receive at most this many bytes. Return a request with a method `Test`."""
         ...
 
-    def doing(self, call: bytes) -> None:
-        """Report progress: this rank has reached this call."""
-        ...
+    def doing(self, call: bytes) -> None: ...
 
     def made_progress(self) -> None: ...
 
@@ -280,7 +278,6 @@ class Messages:
         self._check(f"{what} will not arrive: ")
 
     def _check(self, before: str = "") -> None:
-        """Raise RuntimeFailure if this rank or MPI has failed before."""
         if self._failure is not None:
             raise RuntimeFailure(f"{before}{self._failure}") from self._cause
 

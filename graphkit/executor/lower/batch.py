@@ -128,7 +128,6 @@ def _has_examples(value: Value, symbol: str) -> bool:
 
 
 def _mentions(value: Value, symbol: str) -> bool:
-    """Whether the shape depends on the batch size, or is unknown."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape is None or any(isinstance(d, DimExpr) and symbol in d.symbols for d in shape)
 

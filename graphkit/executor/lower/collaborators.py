@@ -87,9 +87,7 @@ class Collectives(Protocol):
         """Start the all-reduce `key`, in place. Adjacent arrays are not copied."""
         ...
 
-    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes, stacked by rank along a new first axis."""
-        ...
+    def gather(self, key: str, array: np.ndarray) -> np.ndarray: ...
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
         """Start to sum rows of equal index over all processes. Reads the arrays only during the call."""
@@ -120,9 +118,7 @@ class Collectives(Protocol):
 class Channels(Protocol):
     """Sender and receiver use the same tags `number` in the same order."""
 
-    def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send a copy of an array to the rank `to`. key: the name of the array in error messages."""
-        ...
+    def send(self, to: int, number: int, key: str, array: np.ndarray) -> None: ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:
         """Return the array that the rank `source` sends. ndim: its number of axes.
@@ -133,14 +129,10 @@ class Channels(Protocol):
 
 
 class GroupCall(Protocol):
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Compute, and write the results to `outputs` (None: not used)."""
-        ...
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None: ...
 
     def results(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]: ...
 
 
 class GroupCalls(Protocol):
-    def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> GroupCall:
-        """Return the compiled call of a BackendGroup for the types of its operands."""
-        ...
+    def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> GroupCall: ...

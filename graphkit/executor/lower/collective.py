@@ -109,8 +109,6 @@ def _launched(node: Node, sums: DeviceSums) -> Lowering:
 
 
 class _Start:
-    """Starts an all-reduce or reduce-scatter, after copying operands into the memory of the results."""
-
     def __init__(self, begin: Callable[[str, Sequence[np.ndarray], int], None], key: str, count: int):
         self._begin, self._key = begin, key
         self.inplace = tuple((i, i) for i in range(count))

@@ -128,8 +128,6 @@ class Emitter:
 
 
 class _Locations(dict[Value | None, Location]):
-    """The locations of the values of one graph, found at first use."""
-
     def __init__(
         self,
         emitter: Emitter,

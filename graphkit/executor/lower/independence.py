@@ -115,7 +115,6 @@ class _Proof:
         return self._gathered(node, axes) if is_op(node, "Gather") else None
 
     def _along(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Do the same as `_axes` for an operator that computes along an axis other than that of the rows."""
         assert isinstance(node.op, Op)
         first, along = node.operands[0], node.op.attributes().get("axis")
         rank = len(_shape(first.type) or ())
@@ -136,7 +135,6 @@ class _Proof:
         return [(2 if place == 0 else 1) * inner for place, value in enumerate(node.outputs) if value in self._used]
 
     def _aligned(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Do the same as `_axes` for an operator whose operands broadcast."""
         ranks = {value: len(_shape(value.type) or ()) for value in node.operands}
         places = {ranks[value] - axis for value, axis in axes.items()}
         if len(places) != 1:
@@ -148,7 +146,6 @@ class _Proof:
         return [max(ranks.values()) - place] * len([value for value in node.outputs if value in self._used])
 
     def _gathered(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Do the same as `_axes` for a Gather from a table, or along an axis other than that of the rows."""
         assert isinstance(node.op, Op)
         x, indices = node.operands
         rank, places = len(_shape(x.type) or ()), len(_shape(indices.type) or ())
@@ -208,5 +205,4 @@ class _Proof:
 
 
 def _shape(kind: Type) -> tuple[int | DimExpr, ...] | None:
-    """Return the shape of a tensor; None if it is unknown."""
     return kind.shape if isinstance(kind, TensorType) else None

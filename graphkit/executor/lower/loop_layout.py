@@ -229,7 +229,6 @@ def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[C
 
 
 def _largest_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
-    """Return the largest number of iterations, or -1."""
     for position in scanned:
         length = operand_of(node, position).tensor.known_shape[0]
         if isinstance(length, int):

@@ -73,23 +73,19 @@ class Settings(NamedTuple):
 
 
 class NotNative(Exception):
-    """A lowering does not apply to a node, for the reason in the message."""
+    """The lowering does not apply to a node, for the reason in the message."""
 
 
 if TYPE_CHECKING:
 
     class Writer(Protocol):
-        """The part of the emitter that lowerings call."""
-
         def new_external(self) -> int:
             """Return the number of a new block of external memory, whose address a step sets."""
             ...
 
         def new_buffer(self) -> Location: ...
 
-        def new_call(self, index: int) -> int:
-            """Return the number by which the program calls step `index` of the outermost graph."""
-            ...
+        def new_call(self, index: int) -> int: ...
 
         def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
             """Write the steps that copy a value, and set the shape of a target buffer."""
@@ -190,13 +186,11 @@ class LoweredGraph(NamedTuple):
         return sum(lowering.executed_steps for lowering in self.lowerings)
 
     def contents(self) -> str:
-        """Return a summary, such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
         kinds = Counter(lowering.kind for lowering in self.lowerings).most_common()
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds) or "none"
         return f"{steps_text(len(self.lowerings))} ({listed}), arena {human(self.memory.layout.arena_bytes)}"
 
     def interpreted(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
-        """Yield name, node and reason of each interpreted step, also in subgraphs."""
         for node, lowering in self.steps:
             if lowering.kind == "interpreted":
                 yield prefix + self.graph.node_name(node), node, lowering.reason

@@ -68,7 +68,6 @@ def _rest(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _sizes_of_first(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return the sizes of the first operand along all axes, or along the operator's axes."""
     shape = _first_shape(node, sizes)
     return [shape[axis] for axis in getattr(node.op, "axes", None) or range(count)]
 
@@ -78,7 +77,6 @@ def _short_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return sizes whose sum is the size of the split axis."""
     return [*[0] * (count - 1), _first_shape(node, sizes)[getattr(node.op, "axis", 0)]]
 
 
@@ -89,7 +87,6 @@ def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]
 
 
 def _padding(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return the padding: half of the difference in size between the first two operands on each side."""
     named = node.inputs[3].tensor.constants if len(node.inputs) > 3 and node.inputs[3] is not None else None
     padded, plain = _first_shapes(node, sizes)
     more = [padded[axis] - plain[axis] for axis in named or _padded_axes(node, sizes, count // 2)]
@@ -252,7 +249,6 @@ def _multiplied(node: Node) -> dict[str, Dim]:
 
 
 def _channels(node: Node) -> dict[str, Dim]:
-    """Return the unknown number of channels of a convolution's data, from its weights."""
     group = getattr(node.op, "group", None)
     if group is None or len(node.operands) < 2:
         return {}

@@ -133,7 +133,6 @@ def _prepacked_nodes(graph: Graph, parameters: Mapping[Value, VersionedArray]) -
 
 
 def _components(nodes: Mapping[Node, None]) -> list[list[Node]]:
-    """Return the connected components of the nodes, each in topological order."""
     leader: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:

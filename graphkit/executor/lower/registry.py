@@ -228,7 +228,6 @@ def choose(site: Site) -> Lowering:
 def kernel_context(
     node: Node, placement: Placement, known: Mapping[Value, VersionedArray], settings: Settings
 ) -> KernelContext:
-    """Return the context for the factory of a node's kernel. known: see `LoweredGraph.fixed`."""
     root = placement.root
     constants = {i: known[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in known}
     used = tuple(v in placement.used for v in node.outputs)

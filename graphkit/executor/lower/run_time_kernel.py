@@ -111,8 +111,8 @@ class RunTimeKernel(AtRunTime):
         self._lock = threading.Lock()
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
-        """Raises RuntimeFailure for invalid shapes or elements, and with GRAPHKIT_STRICT UnsupportedError if there is
-        no kernel.
+        """Return the kernel. Raise RuntimeFailure for invalid shapes or elements, and with GRAPHKIT_STRICT
+        UnsupportedError if there is no kernel.
         """
         key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
         with self._lock:
@@ -138,7 +138,6 @@ class RunTimeKernel(AtRunTime):
 
     @property
     def known_shapes(self) -> list[tuple[int, ...] | None]:
-        """The shapes of the operands; None for run-time sizes."""
         values = self.node.inputs
         return [v.tensor.static_shape if v is not None and has_fixed_size(v) else None for v in values]
 
@@ -274,7 +273,6 @@ def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:
 
 
 def _prepared(node: Node, context: KernelContext) -> Prepared | None:
-    """Return the code for a node of static types; None if there is no kernel."""
     if not all(has_fixed_size(v) for v in node.outputs):
         return None
     shapes = [v.tensor.static_shape for v in node.outputs]

@@ -36,7 +36,6 @@ class InstanceContext:
 
     @property
     def conditions(self) -> bool:
-        """Whether recordings may contain conditions."""
         # A recording with NCCL waits for events outside of it, which a recording with conditions cannot do.
         return self._without_collectives and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
@@ -103,13 +102,10 @@ class SubgraphKernel(ABC):
 
 
 class ArrayMaker(ABC):
-    """A kernel that allocates its results of run-time sizes."""
-
     can_be_recorded: bool
 
     @abstractmethod
-    def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        """Run the kernel and return the results without planned memory, by position."""
+    def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]: ...
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         self.made(inputs, outputs, scratch)
@@ -143,7 +139,6 @@ def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
 
 
 def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceContext) -> ArrayKernel | None:
-    """Return the kernel of a node; None for a step that allocates its results."""
     if isinstance(lowering, LaunchedStep):
         return device.prepare(node, lowering.kernel, context.word() if lowering.kernel.fault else None)
     if isinstance(lowering, SubgraphStep):
@@ -152,7 +147,6 @@ def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceCon
 
 
 def array_at(device: Device, memory: Any, offset: int, kind: TensorType) -> Any:
-    """Return the array of type `kind` at an offset in bytes."""
     return device.view(memory, offset, kind.static_shape, stored(device, kind))
 
 
