@@ -16,7 +16,6 @@ from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RanksDiffer
 from graphkit.text import listed
 
-# Largest number of differences in a message, and of characters of a value.
 _MOST, _LONGEST = 5, 120
 _DIGEST = 32
 
@@ -24,12 +23,9 @@ _DIGEST = 32
 def compare(communicator: Communicator, what: str, facts: Mapping[str, Any], advice: str = "") -> None:
     """Collective: raise RanksDiffer on all ranks if their `facts` differ.
 
-    Equal settings cost only an exchange of digests.
-
     Args:
         what: Name of the call, for the comparison and for errors, such as "set_optimizer".
         facts: Settings by name. Values are equal if their texts (`shown`) are.
-        advice: A sentence that the error adds.
     """
     if communicator.size == 1:
         return
@@ -97,7 +93,6 @@ def shown(value: Any) -> str:
 
 
 def _sorted(options: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the items sorted by name: ranks may build equal mappings in different orders."""
     return sorted(options.items(), key=lambda item: str(item[0]))
 
 
@@ -117,7 +112,7 @@ LIMIT = 1 << 20
 
 
 def powers(number: int) -> list[int]:
-    """Return a number and its square, whose sums over the ranks `are_alike` takes."""
+    """Return a number and its square, for sums over the ranks (see `are_alike`)."""
     return [number, number * number]
 
 
@@ -125,20 +120,13 @@ def are_alike(sums: np.ndarray, ranks: int) -> bool:
     """Whether all ranks have the same number, and it is not 0.
 
     (sum of x)^2 = n * (sum of x^2) only if all n numbers are equal (Cauchy-Schwarz inequality).
-
-    Args:
-        sums: The sums of the `powers` of each rank's number.
     """
     first, second = map(int, sums.tolist())
     return first > 0 and first * first == ranks * second
 
 
 class Fingerprint:
-    """The fingerprint of this rank's training step, and whether ranks want to end. Each step sends both.
-
-    Attributes:
-        number: The fingerprint, or 0 outside of steps.
-    """
+    """The fingerprint of this rank's training step, and whether ranks want to end. Each step sends both."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -1,6 +1,7 @@
 """Checks of the arguments of a store.
 
-They come before anything is sent: after a wrong call, no other process waits for data that never arrive.
+All arguments are checked before anything is sent: after a wrong call, no other process waits for data that never
+arrive.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def keys_of(key: Any, call: str | None = None) -> list[Key]:
     """Return the keys of a call as a list.
 
     Args:
-        call: Name of the call, for the error if a key is given twice; None: it may be.
+        call: Name of the call, for the error if a key is given twice. With None, keys may be given twice.
 
     Raises:
         UsageError: A key has another type, or is given twice.
@@ -104,7 +105,6 @@ class Outs:
         self._by_key = [(k, _arrays_of(k, o)) for k, o in zip(keys, outs, strict=True)]
 
     def check(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Raise InputError unless a value of this dtype and shape fits the arrays of the key at position `place`."""
         key, arrays = self._by_key[place]
         for array in arrays:
             if tuple(array.shape) != shape or not np.can_cast(dtype, array.dtype, "same_kind"):
@@ -115,7 +115,6 @@ class Outs:
                 raise InputError(f"key {key!r}: the array to write to is read-only")
 
     def only(self, place: int) -> np.ndarray | None:
-        """Return the only array of the key at position `place`, if it is one of numpy; else None."""
         arrays = self._by_key[place][1]
         return arrays[0] if len(arrays) == 1 and isinstance(arrays[0], np.ndarray) else None
 
@@ -124,7 +123,6 @@ class Outs:
 
     @property
     def are_arrays(self) -> bool:
-        """Whether `out` contains only arrays of gk.nd."""
         return self.given is not None and all(is_array(array) for _, arrays in self._by_key for array in arrays)
 
     def write(self, place: int, value: np.ndarray) -> None:
@@ -135,17 +133,14 @@ class Outs:
                 np.copyto(array, value, casting="same_kind")
 
     def write_rows(self, place: int, indices: np.ndarray, values: np.ndarray) -> None:
-        """Write these rows of the key at position `place`."""
         for array in self._by_key[place][1]:
             array[indices] = values
 
     def may_overlap(self, place: int, values: Sequence[np.ndarray]) -> bool:
-        """Whether an array of the key at position `place` may share memory with one of these values."""
         arrays = [array for array in self._by_key[place][1] if isinstance(array, np.ndarray)]
         return any(np.may_share_memory(array, v) for array in arrays for v in values)
 
     def result(self, found: list[Any]) -> Any:
-        """Return `out` if it was given, otherwise the values."""
         return self.given if self.given is not None else found if self._several else found[0]
 
 
@@ -207,6 +202,5 @@ def shown(keys: Sequence[Key]) -> str:
 
 
 def described(value: Any) -> str:
-    """Return a value as text for an error: shortened, with its type."""
     text = repr(value)
     return f"{text} ({type(value).__name__})" if len(text) <= _SHOWN else f"a {type(value).__name__}"

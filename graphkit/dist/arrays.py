@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-# Up to this number of bytes, one call of np.add.accumulate is faster than several of np.add.
 _SMALL = 64 << 10
 
 

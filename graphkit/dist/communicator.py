@@ -17,17 +17,13 @@ from graphkit.text import short_repr
 
 
 class Communicator(Protocol):
-    """A group of processes that call collectives."""
-
     rank: int
     size: int
     local: int  # number of this process on its host
     steps: int  # number of begun steps, for errors
 
     @property
-    def sent_between_hosts(self) -> int:
-        """Bytes that this process contributed to exchanges between hosts."""
-        ...
+    def sent_between_hosts(self) -> int: ...
 
     @property
     def levels(self) -> Levels | None:
@@ -55,9 +51,7 @@ class Communicator(Protocol):
         *,
         priority: int = 0,
         operation: str = "",
-    ) -> Any:
-        """Call `post`, wait, and return the result."""
-        ...
+    ) -> Any: ...
 
     def flush(self) -> None: ...
 
@@ -67,26 +61,18 @@ class Communicator(Protocol):
         """Return the elementwise sum over all processes, in a new array or in `out`."""
         ...
 
-    def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes along a new first axis."""
-        ...
+    def allgather(self, array: np.ndarray) -> np.ndarray: ...
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
         """Return this process's slice of the sum of vectors. Slice r is bounds[r] to bounds[r + 1]."""
         ...
 
-    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the data of each process, aligned to 8 bytes. sizes: number of bytes by rank."""
-        ...
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]: ...
 
-    def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Return the root's array, in a new array."""
-        ...
+    def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray: ...
 
     @property
-    def messages(self) -> Messages:
-        """Point-to-point messages."""
-        ...
+    def messages(self) -> Messages: ...
 
     def working(self) -> AbstractContextManager[None]:
         """Context of long work: other processes do not consider this one stalled."""
@@ -127,8 +113,6 @@ class Communicator(Protocol):
 
 
 class LocalCommunicator:
-    """A group of one process."""
-
     rank = 0
     size = 1
     local = 0

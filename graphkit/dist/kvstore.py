@@ -123,7 +123,6 @@ def create(
 def _check_options(
     type: str, servers: int | None, replicate: bool, staleness: int | None, period: int | None, strength: float | None
 ) -> None:
-    """Raise UsageError for options of other types, and for values out of range."""
     for name, given, low, types in (
         ("staleness", staleness, 0, ("dist_bounded",)),
         ("period", period, 1, ("elastic",)),

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 class LocalKVStore(KVStore):
-    """The store of one process.
-
-    With arrays of `gk.nd`, `push` and `pull` return at once, and the dependency engine does the work in order with
+    """With arrays of `gk.nd`, `push` and `pull` return at once, and the dependency engine does the work in order with
     other operations on these arrays. An updater gets the sum and the stored array as arrays of `gk.nd`, or as numpy
     arrays if it `runs_in_background`. It must not change the sum, which may be the pushed array. If the computation of
     a pushed array fails, pulled arrays get the error, and `wait` raises it, until a push replaces the whole value.
@@ -41,14 +39,12 @@ class LocalKVStore(KVStore):
         self._arrays: dict[Key, NDArray] = {}
         # Held during changes of values and calls of the updater, except for updates on threads of the engine.
         self._lock = threading.RLock()
-        # Makes updates on threads of the engine run one after the other.
         self._order: Memory | None = None
         _stores.add(self)
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         priority = checked_integer("push: priority", priority)
         keys, values = ([key], [value]) if is_one(key) else (key, value)
-        # In the usual call, all types match: no further checks are needed.
         if (
             isinstance(values, (list, tuple))
             and all(map(self._can_take, keys, values))
@@ -102,14 +98,12 @@ class LocalKVStore(KVStore):
         return out
 
     def _has_type_of(self, key: Any, array: Any) -> bool:
-        """Whether the value of a key is an array of `gk.nd` with the dtype and shape of `array`."""
         if type(key) is not str and type(key) is not int:
             return False
         held = self._arrays.get(key)
         return held is not None and getattr(array, "_signature", None) is held._signature
 
     def _can_take(self, key: Any, value: Any) -> bool:
-        """Whether `value` is an array of `gk.nd` that can be pushed to this key."""
         return self._has_type_of(key, value) and value.dtype.kind in "iuf"
 
     def _write_pulled(self, keys: Sequence[Key], outs: Outs) -> Any:
@@ -131,7 +125,6 @@ class LocalKVStore(KVStore):
                 stored.wait_to_read()
 
     def _sum(self, key: Key, value: Any) -> Any:
-        """Return the sum of the values of a key: an array of `gk.nd` if all of them are."""
         given = _listed(value)
         if not _are_summed(given):
             return self._local_sum(key, value, known=True)
@@ -148,7 +141,7 @@ class LocalKVStore(KVStore):
             from graphkit.dist import nd_values
 
             with self._lock:
-                found = self._arrays.get(key)  # another thread may have made it
+                found = self._arrays.get(key)
                 if found is None:
                     found = self._arrays[key] = nd_values.own(self._stored(key))
         return found
@@ -174,7 +167,7 @@ class LocalKVStore(KVStore):
         with self._lock:
             if self._updater is None:
                 super()._apply_sum(key, summed)
-                self._arrays.pop(key, None)  # the value is in other memory now
+                self._arrays.pop(key, None)
                 return
             self._settle()  # the updater may be running for another key
             if (held := self._arrays.get(key)) is not None:
@@ -183,7 +176,6 @@ class LocalKVStore(KVStore):
             super()._apply_sum(key, summed)
 
     def _settle(self) -> None:
-        """Wait for the updates on threads of the engine."""
         if self._order is not None:
             from graphkit.dist import nd_values
 
@@ -218,7 +210,6 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _are_summed(values: Sequence[Any]) -> bool:
-    """Whether the values of a key are arrays of `gk.nd` that the engine can sum."""
     if len(values) == 1:
         return is_array(values[0])
     return bool(values) and all(map(is_array, values)) and _can_add(values[0].dtype)

@@ -16,7 +16,6 @@ from graphkit.errors import OutOfMemory, RuntimeFailure
 
 # Seconds of one round of calls, and the largest number of calls in it.
 _SECONDS, _MOST = 0.05, 2000
-# Number of elements of each result that are compared with numpy's sum.
 _COMPARED = 1024
 
 
@@ -32,8 +31,6 @@ def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -
     - `seconds`: by engine, one number for each round: the mean seconds of a call in the slowest process.
 
     Args:
-        sizes: Bytes of each array.
-        rounds: Number of rounds of each engine, for each array.
         compression: As for `KVStore.set_gradient_compression`, for pushpull only.
 
     Raises:

@@ -49,7 +49,6 @@ def copy_to(source: NDArray, target: NDArray) -> None:
 
 
 def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-    """Copy arrays of equal shape and dtype, in one operation."""
     for target in targets:
         check_writable(target)
     with batch("pull"):
@@ -62,7 +61,6 @@ def update_later(
     """Call `update(pushed, stored)` with numpy's arrays on a thread of the engine, once both are computed.
 
     Args:
-        update: Changes the stored array in place.
         order: Calls with the same `order` run one after the other.
     """
     check_writable(stored)

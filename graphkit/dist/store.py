@@ -56,7 +56,6 @@ class KVStore:
         transport: Connection between the processes, with the operations that MXNet's KVStore does not have.
     """
 
-    # Whether servers store the values.
     is_remote = False
 
     def __init__(self, type: str, transport: Transport):
@@ -119,7 +118,6 @@ class KVStore:
             self._post_sum(k, v, priority)
 
     def _post_sum(self, key: Key, value: np.ndarray | RowSparse, priority: int) -> None:
-        """Start to sum a value over all processes, then update the store."""
         waiting = self._pushed.setdefault(key, [])
         waiting[:] = [p for p in waiting if not p.done or (p.error is not None and not p.reported)]
         pending = self.transport.post_sum(key, value, then=partial(self._apply_sum, key), priority=priority, later=True)
@@ -225,7 +223,7 @@ class KVStore:
             self._stored(k)
         for k in keys:
             for pending in tuple(self._pushed.get(k, ())):
-                if not pending.reported:  # each error is raised once, here or in `Transport.meet`
+                if not pending.reported:
                     pending.wait()
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
@@ -382,7 +380,6 @@ class KVStore:
         return values[0] if len(values) == 1 else sum_in_order(values)
 
     def _broadcast(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]], root: int) -> list[np.ndarray]:
-        """Return the arrays of the root. call: names the operation in errors."""
         if not pairs:
             return []
         names = repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"
@@ -403,7 +400,6 @@ class KVStore:
 
 
 def check_pushed(key: Key, values: Sequence[Any], expected: Any) -> None:
-    """Raise InputError unless values have the dtype and shape of `expected`, and can be summed."""
     for v in values:
         if v.shape != expected.shape or v.dtype != expected.dtype:
             raise InputError(f"key {key!r} is {expected.dtype}{list(expected.shape)}; pushed {v.dtype}{list(v.shape)}")

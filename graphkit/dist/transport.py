@@ -48,7 +48,6 @@ class Transport(Collectives):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has contributed to collectives so far, after compression."""
         return self._sent_bytes + (0 if self._gpu_groups is None else self._gpu_groups.sent_bytes)
 
     @property
@@ -58,7 +57,6 @@ class Transport(Collectives):
 
     @property
     def messages(self) -> Messages:
-        """Point-to-point messages."""
         return self.communicator.messages
 
     def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> ProgramCollectives:
@@ -68,9 +66,6 @@ class Transport(Collectives):
             device: Device of the program. If given, the call is collective, and GPUs all-reduce without host memory if
                 NCCL works on all ranks.
             staged: Why arrays of GPUs must be copied through host memory, or "".
-
-        Raises:
-            UsageError: The store has servers.
         """
         if self._servers_of:
             raise UsageError(f"a {self._servers_of!r} store does not sum gradients inside a program; push them")
@@ -114,7 +109,6 @@ class Transport(Collectives):
         return self.communicator.steps
 
     def begin_step(self) -> None:
-        """Count a step, for errors."""
         self.communicator.steps += 1
 
     def working(self) -> AbstractContextManager[None]:
@@ -129,7 +123,6 @@ class Transport(Collectives):
 
     @property
     def known_bucket_bytes(self) -> int | None:
-        """Bytes of a bucket; None before a measurement."""
         return self._bucket_bytes
 
     def bucket_bytes(self, fixed: bool = False) -> int:

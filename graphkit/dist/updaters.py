@@ -18,16 +18,12 @@ Updater: TypeAlias = Callable[[Key, Any, Any], Any]
 
 @runtime_checkable
 class StatefulUpdater(Protocol):
-    """An updater with states, as arrays by name."""
-
     def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
     def states(self) -> dict[str, np.ndarray]: ...
     def restore(self, states: Mapping[str, np.ndarray]) -> None: ...
 
 
 class HasUpdater(Protocol):
-    """An object that `KVStore.set_optimizer` accepts, such as a gk.optim.Optimizer."""
-
     def updater(self) -> Updater: ...
 
 
@@ -45,17 +41,15 @@ def checked_updater(updater: Any) -> Updater:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise UsageError for an object that `KVStore.set_optimizer` does not accept."""
     if isinstance(optimizer, type) or not callable(getattr(optimizer, "updater", None)):
         given = optimizer.__name__ if isinstance(optimizer, type) else described(optimizer)
         raise UsageError(f"set_optimizer takes an optimizer, such as gk.optim.SGD(0.1), not {given}")
 
 
 def updater_facts(updater: Any) -> dict[str, Any]:
-    """Return the settings of an updater or an optimizer, by name, for a comparison between ranks."""
     optimizer = getattr(updater, "optimizer", updater)
     described = optimizer.describe() if hasattr(optimizer, "describe") else None
-    if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):  # not of gk.optim
+    if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):
         return {"updater": _name(updater)}
     facts = optimizer_facts(optimizer)
     average = getattr(updater, "ema", None)

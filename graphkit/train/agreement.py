@@ -1,8 +1,8 @@
 """Check that all ranks of a training agree: on the Trainer's arguments at the start, and on its state in each step.
 
 This state is the learning rate, the counts of updates, the resumed run, and parameters that were assigned after the
-Trainer was created. A fingerprint of it is sent with the all-reduce of the loss. If fingerprints differ, all ranks
-raise the same error, and no rank changes parameters or states.
+Trainer was created. Each step sends a fingerprint of this state with the all-reduce of the loss. If fingerprints
+differ, all ranks raise the same error, and no rank changes parameters or states.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from graphkit.train.background import length_of
 from graphkit.train.programs import step as steps
 from graphkit.train.selection import TrainedParameter
 
-# Packed numbers: the learning rate, three counts and a checksum.
 _NUMBERS = struct.Struct("<d4q")
 # The checksum covers at most this many labels.
 _COMPARED_LABELS = 1 << 20
@@ -72,8 +71,6 @@ def _describe_training(parameter: TrainedParameter | None) -> str:
 
 
 class Counts(Protocol):
-    """Numbers of updates, of accumulated batches and of skipped steps, as a Stepper counts them."""
-
     updates: int
     accumulated: int
     skipped: int
@@ -88,7 +85,6 @@ def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
     facts = {"samples": length_of(train), "checksum of labels": None}
     if labels is not None:
         compared = _COMPARED_LABELS // max(math.prod(labels.shape[1:]), 1)
-        # Convert, because ranks may store the same labels in different integer types.
         facts["checksum of labels"] = checksum(labels[: max(compared, 1)].astype(np.int64, copy=False))
     return facts
 
@@ -100,23 +96,17 @@ class NoAgreement:
         """Compare, in later steps, which run the ranks have resumed. run: facts of the checkpoint, by name."""
 
     def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
-        """Return the context of one step. counts: the counts before the step."""
         return nullcontext()
 
 
 def agreement_of(store: KVStore | None, params: ParamStore, divided: bool) -> NoAgreement:
-    """Return the object that compares the steps of ranks.
-
-    divided: whether the model is divided among ranks. If so, assigned parameters are not compared.
-    """
+    """Return the agreement of ranks. divided: the model is divided, so assigned parameters are not compared."""
     if store is None or store.num_workers == 1 or store.is_remote:
         return NoAgreement()
     return StepAgreement(store, ParamStore({}) if divided else params)
 
 
 class StepAgreement(NoAgreement):
-    """Compares the states of ranks in each step, which runs in `with agreement.step(rate, counts):`."""
-
     def __init__(self, store: KVStore, params: ParamStore):
         self._store, self._params = store, params
         # Numbers of assignments before the Trainer was created. Only later assignments are compared.
@@ -124,7 +114,6 @@ class StepAgreement(NoAgreement):
         self._assignments = params.assignments
         self._checksums: dict[str, int] = {}
         self._resumed: Mapping[str, Any] | None = None
-        # Checksum of the facts that seldom change: assigned parameters and the resumed run.
         self._state = 0
         self._rate, self._counts = 0.0, (0, 0, 0)
 
@@ -153,7 +142,6 @@ class StepAgreement(NoAgreement):
                 raise detailed from None
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that the fingerprint covers, by name, for an error message."""
         updates, accumulated, skipped = self._counts
         assigned = {
             f"parameter {name!r}": f"set {self._times(name)} (checksum {self._checksums[name]:08x})"

@@ -47,7 +47,6 @@ def real(owner: str, name: str, value: Any, allowed: Range) -> float:
 
 
 def integer(owner: str, name: str, value: Any, low: int) -> int:
-    """Raise UsageError unless the value is an integer of at least `low`."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Integral) or value < low:
         raise UsageError(f"{owner}: {name} must be an integer of at least {low}, not {value!r}")
     return int(value)

@@ -61,8 +61,6 @@ def ema(spec: float | EMA | Mapping[str, Any] | None) -> EMA | None:
 
 
 class SlotOwner(Protocol):
-    """An object that stores the slots of trained parameters, such as an Exchange."""
-
     @property
     def trained(self) -> Collection[str]: ...
 
@@ -114,7 +112,6 @@ class Averages:
             self.are_swapped = not self.are_swapped
 
     def check_not_swapped(self, action: str) -> None:
-        """Raise UsageError if the model contains the averages. action: what the user tried, for the message."""
         if self.are_swapped:
             raise UsageError(f"the model holds the moving averages: call swap() before {action}")
 

@@ -19,8 +19,7 @@ from graphkit.train.metrics import Metric
 
 T = TypeVar("T")
 
-# Metrics run in a worker thread only if they take longer than this. The worker may hold the GIL for 5 ms while the
-# training thread waits for it.
+# Metrics run in a worker thread only if they take longer than this: a worker may hold the GIL for 5 ms.
 METRIC_SECONDS = 5e-3
 
 
@@ -64,8 +63,7 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a worker may still be computing metrics. If not, waiting would only give the GIL to the loading
-        # thread.
+        # Whether a worker may still compute metrics.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

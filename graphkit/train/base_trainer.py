@@ -56,8 +56,6 @@ States = dict[str, dict[str, Any]]
 
 
 class Loop(Protocol):
-    """The part of a running `fit` that the trainer uses."""
-
     @property
     def folder(self) -> Path | None: ...
 
@@ -68,12 +66,11 @@ class Loop(Protocol):
     def callback_states(self) -> States: ...
 
     @property
-    def callbacks_may_add_scores(self) -> bool:
-        """Whether a callback may add numbers of an epoch, which later callbacks can monitor."""
+    def callbacks_may_add_scores(self) -> bool: ...
 
 
 class BaseTrainer:
-    """Takes steps. `Trainer` adds `fit`, `evaluate` and files, and documents the arguments."""
+    """Takes steps. `Trainer` documents the arguments."""
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class BaseTrainer:
         self.position = Position()
         # The name of the run, which all its checkpoints contain.
         self.run = secrets.token_hex(8)
-        self.notes: dict[str, Any] = {}  # JSON values of the user, which checkpoints store, such as options of commands
+        self.notes: dict[str, Any] = {}
         # Whether an interrupted step updated only some of the parameters.
         self.step_incomplete = self._resumed = False
         self._fit: Loop | None = None
@@ -116,13 +113,12 @@ class BaseTrainer:
         self._division = division_of(
             parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, conflicting
         )
-        # The part of each batch that this process takes: (index, number of parts). Ranks that divide the model take the
-        # whole batch.
+        # The part of each batch that this process takes: (index, number of parts).
         self._place = (0, 1) if kvstore is None or self._division else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1
         self._writes = kvstore is None or kvstore.rank == 0
-        # Delays an interrupt until a block is complete. With several ranks it takes effect at once: ranks may wait for
-        # each other.
+        # Delays an interrupt until a block is complete. With several ranks, an interrupt takes effect at once, because
+        # ranks may wait for each other.
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self._criterion = criterion
@@ -139,7 +135,6 @@ class BaseTrainer:
         self, selection: ParameterSelection, numerics: Numerics, memory: Memory, parallel: Parallel,
         regularisation: Regularisation, device: AnyDevice, threads: int | None, *, sample_weights: bool = False,
     ) -> StepSpec:  # fmt: skip
-        """Build the training graph. sample_weights: whether the loss takes weights of samples."""
         net, criterion = self.net, self._criterion
         graph, self._targets = training_graph(
             net, criterion, selection,
@@ -196,10 +191,7 @@ class BaseTrainer:
         self._agreement = agreement_of(kvstore, net.params, divided=self._division is not None)
 
     def _use_sample_weights(self) -> None:
-        """Create the training programs again, with a loss that takes sample weights. States are kept. Collective.
-
-        Raises UsageError if the loss has no weights, or if ranks train with parameter servers or parts of a model.
-        """
+        """Collective: create the training programs again, with a loss that takes sample weights. States are kept."""
         if self._targets.weighted:
             return
         if self._division is not None or (self.kvstore is not None and self.kvstore.is_remote):
@@ -209,7 +201,7 @@ class BaseTrainer:
             )
         self._averages.check_not_swapped("sample_weight=")
         if self.kvstore is not None:
-            # Collective. If only some ranks have weights, all ranks raise an error that names "sample_weight=".
+            # If only some ranks have weights, all ranks raise an error that names "sample_weight=".
             self.kvstore.transport.compare("sample_weight=", {"updates": self.updates})
         old, exchange, rng = self._stepper, self._exchange, self.executor.rng
         spec = self._describe_step(*self._settings, sample_weights=True)
@@ -466,14 +458,10 @@ class BaseTrainer:
             self._stepper.flush(self.learning_rate)
 
     def _working(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which other processes may wait for this process without a time limit."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running_user_code(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Context in which code of the user runs. It limits how long other processes wait.
-
-        code: name of this code, for messages.
-        """
+        """Context in which user code runs: others wait only for a limited time. code: its name, for messages."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 
     # --- data ---
@@ -484,7 +472,6 @@ class BaseTrainer:
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
     def _data(self, given: Any, argument: str = "data") -> Dataset | IterableDataset:
-        """Return the user's data as a data set. argument: its name, for messages."""
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = dataset_of(given if are_samples(given, ranks) else with_types(given, kinds), ranks, argument)
@@ -493,7 +480,6 @@ class BaseTrainer:
         return found
 
     def _check_data(self, *parts: Dataset | IterableDataset | None) -> None:
-        """Raise InputError if arrays of the data, or their number of classes, do not match the model."""
         for part in parts:
             if isinstance(part, Dataset):
                 self._inputs.check_names(part)
@@ -528,7 +514,6 @@ class BaseTrainer:
 
 
 def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -> bool:
-    """Raises UsageError for settings that conflict."""
     if parallel.sync_batch_norm and regularisation.batch_norm == "frozen":
         raise UsageError(
             "Trainer: sync_batch_norm (--sync-batch-norm) has no effect with batch_norm='frozen' "
@@ -538,7 +523,7 @@ def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -
 
 
 def _may_update_rows(options: Mapping[str, Any], memory: Memory, parallel: Parallel) -> bool:
-    """A table then gets row-sparse updates only if dense updates give the same result: see `with_exact_row_updates`."""
+    """Whether tables may get row-sparse updates without `lazy`: see `with_exact_row_updates`."""
     is_plain = memory.accumulate == 1 and memory.recompute is None and options["precision"] == "f32"
     return is_plain and parallel.kvstore is None and str(options["device"]) == "cpu"
 
@@ -547,7 +532,6 @@ def _settings_conflicting_with_groups(
     selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
     mixes: Mapping[str, float], backends: Sequence[Any],
 ) -> dict[str, bool]:  # fmt: skip
-    """Map each setting that conflicts with `groups` to whether it is set."""
     return {
         "accumulate= (--accumulate)": memory.accumulate > 1,
         "carry= (--recurrent-state)": bool(carry),

@@ -40,8 +40,8 @@ class CallbackRunner:
         self.callbacks = tuple(callbacks)
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
         self._started: list[Callback] = []
-        # From the call of `on_epoch_end` to its success: the states before the call. Otherwise None. A checkpoint
-        # stores them, because a resumed run repeats the call.
+        # The states before `on_epoch_end`, until it has succeeded. Checkpoints store them, because a resumed run
+        # repeats the call.
         self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store
@@ -49,13 +49,11 @@ class CallbackRunner:
         if self._store is not None:
             mine = np.array([self.stops_at_steps, self.any_rank_has_callbacks], np.int64)
             at_steps, callbacks_of_ranks = self._store.pushpull("callbacks", mine)
-            # With parameter servers, workers step independently: they cannot decide together.
             self.stops_at_steps = bool(at_steps) and not self._store.is_remote
             self.any_rank_has_callbacks = bool(callbacks_of_ranks)
 
     @property
     def may_add_scores(self) -> bool:
-        """Whether a callback of the user defines `on_epoch_end`, which may add numbers for later callbacks."""
         own = f"{__name__.partition('.')[0]}."
         return any(
             type(c).on_epoch_end is not Callback.on_epoch_end and not type(c).__module__.startswith(own)
@@ -75,7 +73,6 @@ class CallbackRunner:
         self._agree_to_stop(self.any_rank_has_callbacks)
 
     def step(self, numbers: Callable[[], Numbers]) -> None:
-        """Call `on_step_end`. numbers: called only if a callback needs them."""
         if self._at_steps:
             given = numbers()
             for callback in self._at_steps:
@@ -96,7 +93,7 @@ class CallbackRunner:
         self._states = None
 
     def end(self, numbers: Numbers, error: BaseException | None) -> None:
-        """Call `on_fit_end`. If `error` ends `fit`, errors of callbacks become notes on it."""
+        """Call `on_fit_end`. Its errors become notes on `error`, if any."""
         for callback in self._started:
             try:
                 self._call(callback, "on_fit_end", self._trainer, numbers)
@@ -106,10 +103,6 @@ class CallbackRunner:
                 error.add_note(f"then {type(further).__name__} in {callback.name}.on_fit_end: {further}")
 
     def states(self) -> States:
-        """Return the states for a checkpoint: see `_states`.
-
-        Raises UsageError if a state is not JSON.
-        """
         if self._states is not None:
             return self._states
         found = {}
@@ -153,7 +146,6 @@ class CallbackRunner:
 
     @contextlib.contextmanager
     def _locating_errors(self, callback: Callback, method: str) -> Any:
-        """Context that adds the callback, its method and the position of training to exceptions."""
         try:
             yield
         except Exception as error:

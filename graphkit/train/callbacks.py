@@ -125,7 +125,6 @@ class _Monitor(Callback):
             raise self._lacking(known)
 
     def value(self, numbers: Numbers) -> float:
-        """Raises UsageError if the epoch has no number of this name."""
         if self.monitor not in numbers:
             raise self._lacking(numbers)
         return float(numbers[self.monitor])
@@ -147,7 +146,6 @@ class _Monitor(Callback):
         )
 
     def improves(self, numbers: Numbers) -> bool:
-        """Whether the number is better than the best so far. If so, it becomes the best."""
         value = self.value(numbers)
         if not math.isfinite(value):
             return False

@@ -36,13 +36,10 @@ class Checkpoint:
 
     Attributes:
         arrays: All parameters and states of all ranks, by name.
-        optimizer: As `Optimizer.describe` returns it.
         rng: (seed, step) of random numbers.
-        position: As `Position.describe` returns it.
-        run: A name that all checkpoints of a run share.
-        data_seed: Seed of the order of the data.
-        parts: By rank: states of an incomplete epoch (recurrent states, metrics).
-        residuals: By rank: residuals of gradient compression.
+        run: The name of the run.
+        parts: States of an incomplete epoch (recurrent states, metrics), by rank.
+        residuals: Residuals of gradient compression, by rank.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -60,7 +57,6 @@ class Checkpoint:
     residuals: Sequence[Mapping[str, np.ndarray]] = ()
 
 
-# The fields with arrays by rank, and the prefix of the array names in the weights file.
 _OF_RANKS = {"parts": "rank {}/", "residuals": "left out by rank {}/"}
 
 _DESCRIBED = tuple(f.name for f in fields(Checkpoint) if f.name not in ("arrays", *_OF_RANKS))
@@ -118,7 +114,6 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
 
 
 def _weights_file(folder: Path) -> str | None:
-    """Return the name of a checkpoint's weights file; None without a readable checkpoint."""
     try:
         return str(read_manifest(folder)["weights"]["file"])
     except (UsageError, InvalidModel, KeyError, TypeError):
@@ -126,7 +121,6 @@ def _weights_file(folder: Path) -> str | None:
 
 
 def _remove_states(folder: Path, keep: str) -> None:
-    """Remove all weights files except `keep`, the file of the current checkpoint."""
     for old in folder.glob("state.*.safetensors"):
         if old.name == keep:
             continue
@@ -139,12 +133,10 @@ def _remove_states(folder: Path, keep: str) -> None:
 
 
 def run_of(folder: str | Path) -> str:
-    """Raises the errors of `load`."""
     return str(read_manifest(folder).get("run", ""))
 
 
 def notes_of(folder: str | Path) -> dict[str, Any]:
-    """Raises the errors of `load`."""
     return dict(read_manifest(folder).get("notes", {}))
 
 
@@ -220,7 +212,7 @@ def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, t
 def _from_version_1(manifest: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
     """Convert a checkpoint of format version 1.
 
-    It lacks the length of the run and states of metrics. Recurrent states are among its arrays.
+    It lacks the length of the run and states of metrics.
     """
     carried = {name: arrays.pop(name) for name in [n for n in arrays if n.endswith("/carried")]}
     epoch, batch = int(manifest["epoch"]), int(manifest["batch"])

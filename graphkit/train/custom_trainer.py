@@ -94,7 +94,6 @@ class CustomTrainer:
             feeds: Arrays by input name. If `feeds` contains no value for a learning rate, the schedule of its optimizer
                 computes it from the number of steps so far.
         """
-        # Reading the count may copy it from a device.
         done = self.steps if self._has_schedules else 0
         rates = {name: np.float32(optimizer.rate(done)) for name, optimizer in self._rates.items()}
         given, rng = rates | dict(feeds), self._executor.rng

@@ -7,7 +7,6 @@ OPTIMIZER = "sgd"
 BATCH_SIZE = 64
 EPOCHS = 1
 LOG_EVERY = 50
-# The number by which callbacks compare epochs.
 MONITOR = "valid_loss"
 METRICS = {
     "softmax_cross_entropy": ("accuracy",),
@@ -22,5 +21,5 @@ METRICS = {
     "LinearRegressionOutput": ("mse",),
     "MAERegressionOutput": ("mae",),
 }
-# The modes of BatchNormalization in training. The first one is the default.
+# The first one is the default.
 BATCH_NORM = ("train", "frozen")

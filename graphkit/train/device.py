@@ -11,10 +11,10 @@ from graphkit.passes.core.sweep import groups_of
 
 
 def choose_device(device: AnyDevice, graph: Graph, kvstore: KVStore | None) -> str | GroupDevices:
-    """Return the device of this process, or the devices of the groups of `graph` (the model with its loss).
+    """Return the device of this process, or the devices of the groups of `graph`.
 
-    Raises UsageError if a group is unknown, or if both several devices and several processes are used. Raises
-    UnsupportedError if the device of a group is unknown.
+    Raises UsageError for unknown groups, and for several devices with several processes. Raises UnsupportedError for
+    unknown devices.
     """
     found = grouped(device, groups_of(graph))
     several = kvstore is not None and kvstore.num_workers > 1

@@ -22,12 +22,6 @@ from graphkit.train.programs.weights import Term
 
 @dataclass(frozen=True)
 class DistillationLoss(Loss):
-    """A loss with a teacher; `distillation` creates it.
-
-    Attributes:
-        output: Name of the teacher's output with the logits.
-    """
-
     teacher: Model | None = None
     output: str = ""
     temperature: float = 1.0

@@ -9,9 +9,8 @@ import numpy as np
 
 
 class Throughput:
-    """Measures samples per second, and the share of time spent waiting for other ranks.
-
-    waited: returns the seconds that this process has waited for other ranks so far.
+    """Measures samples per second, and the share of time spent waiting for other ranks. waited: returns the seconds
+    waited so far.
     """
 
     def __init__(self, waited: Callable[[], float]):
@@ -22,7 +21,6 @@ class Throughput:
         self._lap = (self._start, 0)
 
     def add(self, samples: int) -> None:
-        """Count the samples of a step, over all ranks."""
         self._samples += samples
 
     def lap(self) -> float:
@@ -49,7 +47,7 @@ class Throughput:
 class ReplacedSamples:
     """A metric that counts the samples that replaced damaged ones (`on_damaged="skip"`).
 
-    Checkpoints within an epoch contain it, and processes add it up.
+    It is part of checkpoints within an epoch, and is summed over processes.
     """
 
     name = "data.damaged"

@@ -18,26 +18,20 @@ from graphkit.train.recurrent_state import RecurrentState
 
 
 def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
-    """Return the default metrics of a loss, or the loss itself."""
     of_output = loss.get(output) if isinstance(loss, Mapping) else loss
     name = of_output if isinstance(of_output, str) else getattr(of_output, "name", "")
     return defaults.METRICS.get(name, (LOSS,))
 
 
 class Evaluation:
-    """Evaluates the inference graph of a trainer, with or without the loss.
-
-    The program with the loss is compiled when it is first used. options: settings of the executors.
-    """
+    """Evaluates the inference graph of a trainer, with or without the loss. options: settings of the executors."""
 
     def __init__(self, options: dict[str, Any]):
         self._options = options
-        # The programs with the loss, by whether it takes sample weights.
         self._with_loss: dict[bool, LocalInference] = {}
 
     @staticmethod
     def has_loss(trainer: BaseTrainer) -> bool:
-        """Whether the loss can be among the metrics: not if ranks divide the model."""
         return not trainer._exchange.divides_model
 
     def scores(
@@ -52,9 +46,9 @@ class Evaluation:
         limit: int | None = None,
         weighted: bool = False,
     ) -> dict[str, float]:
-        """Return the metrics of a data set by name, in the order of `specs`. If `loss` is among them, it comes first.
+        """Return the metrics of a data set by name, in the order of `specs`, `loss` first.
 
-        `loss` is the mean over batches, weighted by `weight_in`: usually by the number of samples.
+        `loss` is the mean over batches, weighted by `weight_in`.
 
         Args:
             weighted: Whether the data have sample weights, which count only in the loss.

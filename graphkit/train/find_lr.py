@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 _DIVERGED = 4.0
 _SMOOTHING = 0.9
 _MIN_STEPS, _MAX_STEPS = 60, 400
-# Number of first steps without a slope: their smoothed losses are noisy. At most a fifth of the steps up to the
-# minimum.
+# Number of first steps whose smoothed losses are too noisy for a slope.
 _NOISY = 10
 
 
@@ -134,7 +133,6 @@ def _endless(data: Any, batch_size: int, seed: int) -> Iterator[Batch]:
 
 
 def _ramp(trainer: Trainer, batches: Iterator[Batch], rates: list[float]) -> RateCurve:
-    """Train one update with each rate, until the loss diverges."""
     losses: list[float] = []
     smoothed: list[float] = []
     mean, best, diverged = 0.0, math.inf, False
@@ -167,7 +165,6 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
-    """Return the rate at which the loss falls fastest, before its minimum; None without such a rate."""
     known = np.array([value for value in smoothed if math.isfinite(value)])
     if len(known) < 3:
         return None

@@ -37,17 +37,16 @@ _IN_EPOCH = "called only within an epoch"
 
 @dataclass
 class Fit:
-    """One call of `Trainer.fit`, from any position of a run. `trainer.position` is always up to date.
+    """One call of `Trainer.fit`, from any position of a run.
 
-    In a single process, an interrupt (Ctrl-C) takes effect only after the current block: a step, or the end of an
-    epoch. A second interrupt takes effect at once. With several ranks, the first one does, too.
+    In a single process, the first Ctrl-C takes effect after the current step or the end of an epoch. A second one, or
+    one with several ranks, takes effect at once.
 
     Attributes:
         folder: The run folder, the same on all ranks. Rank 0 writes.
         every: Number of updates between checkpoints within an epoch; None for no such checkpoints.
         log_every: Number of updates between log lines within an epoch; 0 for none.
         batches: Number of batches after which an epoch and its validation end (`fast_dev_run`); None for all batches.
-        weighted_validation: Whether the validation data have sample weights.
     """
 
     trainer: BaseTrainer
@@ -69,17 +68,15 @@ class Fit:
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
-        # Whether `_terminate` has ended this run.
         self._terminated = False
         self._throughput: Throughput | None = None
-        # The record of an epoch that `max_steps` ends.
         self._partial: dict[str, float] = {}
         self._logged_throughput: dict[str, float] = {}
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
-        # Ends all processes together after a SIGTERM; None if they cannot end together. Create it before the ranks
-        # first wait for each other: no rank then reads a message of an earlier `fit`.
+        # Ends all processes together after a SIGTERM, or None. Create it before the ranks first wait for each other: no
+        # rank then reads a message of an earlier `fit`.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
@@ -88,7 +85,6 @@ class Fit:
         self.trainer.stop_reason = None
 
     def _compare_ranks(self) -> None:
-        """Raise RanksDiffer on all ranks unless they agree on the samples, the seed, and the settings of fit."""
         trainer, position = self.trainer, self.trainer.position
         if trainer.kvstore is not None:
             facts = {
@@ -101,10 +97,6 @@ class Fit:
             trainer.kvstore.transport.compare("fit", facts, advice)
 
     def run(self) -> list[dict[str, float]]:
-        """Train until the run is complete.
-
-        If `max_steps` ends the run within an epoch, the last record is that of the batches so far.
-        """
         position = self.trainer.position
         if self.trainer.step_incomplete:
             raise UsageError(
@@ -149,7 +141,6 @@ class Fit:
         return self.runner.may_add_scores
 
     def scores(self) -> tuple[str, ...]:
-        """Return the names of the losses and metrics in the record of each epoch, and the learning rate."""
         alone = self.trainer.kvstore is None or self._ranks == 1
         metrics = self.trainer._metrics(self.metrics)
         # Rank 0 makes the record. Metrics that cannot be merged have the value of rank 0 there.
@@ -159,10 +150,9 @@ class Fit:
         return ("learning_rate", *measured, *(f"valid_{name}" for name in validated if self.valid is not None))
 
     def _count_updates(self) -> int | None:
-        """Return the number of updates of the whole run, for the schedule; None if the schedule does not need it.
+        """Return the number of updates of the whole run; None if the schedule does not need it.
 
-        If only `max_steps` ends the run, return `max_steps`, and set `position.until` to the epoch in which the run
-        will probably end.
+        If only `max_steps` ends the run, set `position.until` to the epoch in which the run will probably end.
 
         Raises UsageError if the schedule needs it, but the data have no length.
         """
@@ -184,7 +174,6 @@ class Fit:
 
     def _end(self, error: BaseException | None) -> None:
         trainer, position = self.trainer, self.trainer.position
-        # The exception of `fit` is more important than one that is raised here.
         with contextlib.nullcontext() if error is None else contextlib.suppress(Exception):
             trainer._callback_states = trainer.callback_states
         numbers = {"epoch": position.epoch, "updates": trainer.updates}
@@ -213,7 +202,6 @@ class Fit:
         return record
 
     def _end_epoch(self, scores: dict[str, float]) -> dict[str, float]:
-        """Return the record. scores: of validation."""
         trainer, position = self.trainer, self.trainer.position
         record = {**(position.trained or {}), **_of_validation(scores)}
         numbers = {
@@ -265,17 +253,16 @@ class Fit:
         self._restore(measured)
         count = length_of(batches)
         title = f"epoch {position.epoch + 1}" + ("" if position.open_ended else f"/{position.until}")
-        # `on_epoch` may print the record, so the bar need not remain.
         self.bar.start(title, count, position.batch, transient=self.on_epoch is not None)
         self._throughput, self._logged_throughput = Throughput(lambda: trainer._exchange.waited_seconds), {}
         ended = False
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
-                # A run that resumes after the last batch of an epoch only does the last update and validation.
+                # A resumed run may have only the last update and validation left.
                 if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
-                        if self._has_all_updates():  # a longer run trains on this batch
+                        if self._has_all_updates():
                             ended = True
                             break
                         self._stop_if_terminated()
@@ -404,7 +391,6 @@ class Fit:
             values = trainer._exchange.values(measured)
         else:
             values = merged_values(trainer.kvstore, measured)
-        # A weight of 0 means that every step was skipped.
         loss = position.loss_sum / position.loss_weight if position.loss_weight else math.nan
         return {"loss": loss, **values, **({"skipped": position.skipped} if position.skipped else {})}
 
@@ -426,7 +412,6 @@ class Fit:
         return {m.name: dict(m.state()) for m in self._measured if hasattr(m, "state")}
 
     def _keep_metrics(self) -> None:
-        """Copy the states of the metrics for a checkpoint, before `merged_values` adds those of other ranks."""
         states = self.metric_states()
         self.trainer.position.metrics = {
             metric: {name: np.array(array) for name, array in state.items()} for metric, state in states.items()
@@ -434,7 +419,6 @@ class Fit:
         self._measured = None
 
     def _restore(self, measured: list[Metric]) -> None:
-        """Restore the states of metrics within an epoch, or warn about a missing state."""
         position = self.trainer.position
         if not position.seen:
             return
@@ -449,7 +433,7 @@ class Fit:
                 )
 
     def _save(self) -> None:
-        """Collective: each rank has its own states of an incomplete epoch."""
+        """Write a checkpoint. Collective: each rank has its own states of an incomplete epoch."""
         if self.folder is None:
             return
         trainer = self.trainer
@@ -463,17 +447,13 @@ class Fit:
                     saving.write(trainer, self.folder, parts, gathered)
 
     def _stop_if_terminated(self) -> None:
-        """After a SIGTERM to any process, write a checkpoint and end this worker together with the others."""
         termination = self._termination
         if termination is not None and termination.must_stop(self.trainer._stepper.accumulated):
             self._save()
             self._terminate(termination)
 
     def _end_if_terminated(self) -> None:
-        """If any rank has received SIGTERM, write a checkpoint and end all ranks.
-
-        While gradients are accumulated, do nothing: a checkpoint could store the gradients of one rank only.
-        """
+        """While gradients are accumulated, do nothing: a checkpoint would store those of one rank only."""
         if self._termination is not None and self._termination.is_due and not self.trainer._stepper.accumulated:
             self._save()
             self._terminate(self._termination)

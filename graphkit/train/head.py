@@ -89,8 +89,6 @@ def find_head(graph: Graph, output: Value) -> Head:
 
 
 class _WeightValues:
-    """Whether values depend only on parameters, states and constants, without random operators."""
-
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}
 
@@ -100,7 +98,6 @@ class _WeightValues:
         if value not in self._known:
             nodes = list(topological([value]))
             leaves = [value, *(v for n in nodes for v in n.operands)]
-            # Before `bind_rng`, random operators have no operand with the random state.
             fixed = all(not getattr(n.op, "random", False) for n in nodes)
             self._known[value] = fixed and all(v.role in ("parameter", "state") for v in leaves if v.node is None)
         return self._known[value]
@@ -155,7 +152,7 @@ def replace_head(
         raise UsageError(f"pool must be {', '.join(map(repr, POOLS[:-1]))} or {POOLS[-1]!r}, not {pool!r}")
     if pool is not None and at is None:
         raise UsageError(f"pool={pool!r} (--head pool={pool}) only works for a head at a value (at=, --head-at)")
-    # Drop the class names of the old layer and MXNet's output operators.
+    # Drop metadata of the old layer.
     meta = {key: text for key, text in model.graph.meta.items() if key not in (CLASSES, HEADS)}
     if at is not None:
         if output is not None:
@@ -182,7 +179,6 @@ def replace_head(
 
 
 def _chosen_output(graph: Graph, output: str | None) -> str:
-    """Return the name of the output whose layer is replaced."""
     names = graph.output_names
     if output is None and len(names) != 1:
         raise UsageError(
@@ -195,8 +191,6 @@ def _chosen_output(graph: Graph, output: str | None) -> str:
 
 
 def _fresh(graph: Graph, head: Head, classes: int) -> dict[Value, Value]:
-    """Return new parameters for the operands of the layer, with the old names if they are free."""
-    # Values that only the layer reads are removed, which frees their names.
     inside = {head.node, *(node for node, _ in head.tail)}
     for old in head.axes:
         inside.update(topological([old]))
@@ -242,7 +236,6 @@ def _with_outputs(
 
 
 def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
-    """Return the logits of a new layer on the features `value`. at: the name of this value."""
     kind = value.tensor
     if not kind.dtype.is_float or kind.rank not in (2, 3, 4):
         raise UsageError(f"a head needs a float value [N, F], [N, T, F] or [N, F, H, W]; {at!r} is {kind}")
@@ -264,10 +257,6 @@ def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
 
 
 def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int) -> Value:
-    """Return the output of a node after the layer for the new number of classes.
-
-    The target sizes of a Reshape may contain the old number.
-    """
     if node.op.name == "Reshape" and operands[1] is not None:
         sizes = operands[1].tensor.constants or ()
         if head.classes in sizes:

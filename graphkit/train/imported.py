@@ -91,7 +91,7 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 def _lost_batch(label: str, output: Value, batch: Dim) -> str:
     """Return the error for an output without the batch dimension.
 
-    It names the node nearest to the output that reads a value with the dimension.
+    It names the node nearest to the output that reads a value with this dimension.
     """
     error = f"output {label!r}, {output.tensor}, does not depend on the batch size {batch}"
     pending, seen = deque([output]), {output}
@@ -199,7 +199,6 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
 
 
 def float_constants(graph: Graph) -> dict[str, Value]:
-    """Return the floating-point constants of a graph by name, without its subgraphs."""
     found = (node.outputs[0] for node in graph.nodes if isinstance(node.op, Constant))
     return {graph.name_of(v): v for v in found if isinstance(v.type, TensorType) and v.dtype in FLOATS}
 
@@ -213,7 +212,6 @@ def _named_roles(graph: Graph, names: Sequence[str]) -> dict[Value, str]:
 
 
 def _weight_roles(graph: Graph) -> dict[Value, str]:
-    """Return the weights among the constants of a graph and its subgraphs, with their new roles."""
     roles: dict[Value, str] = {}
     for node in all_nodes(graph):
         for position in _LEARNED.get(node.op.name, ()) if not node.op.domain else ():
@@ -244,7 +242,7 @@ def _constants_behind(value: Value | None) -> Iterator[Value]:
 def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
     """Return the graph with inputs instead of constants.
 
-    Both subgraphs and outer graph then read the inputs. inputs: by constant.
+    Subgraphs read these inputs, too. inputs: by constant.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -253,7 +251,6 @@ def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
         if not is_control(node):
             return None
         bodies = node.op.subgraphs()
-        # Both branches of an If have the same captures.
         wanted = [v for v in inputs if any(n.outputs[0] is v for body in bodies.values() for n in all_nodes(body))]
         if not wanted:
             return None

@@ -16,14 +16,11 @@ from graphkit.text import quantity
 
 
 class Inputs:
-    """Checks and converts the inputs of a model. types: by input name."""
-
     def __init__(self, types: Mapping[str, Type]):
         self.types = dict(types)
         self.names = tuple(types)
 
     def check_names(self, data: Dataset) -> None:
-        """Raise InputError if an array of a data set is not an input of the model."""
         for name in data.given_names:
             if name not in self.types:
                 raise InputError(
@@ -31,8 +28,7 @@ class Inputs:
                 )
 
     def check_shapes(self, data: Dataset) -> None:
-        """Raise InputError if samples in memory do not fit the shape of their input."""
-        if type(data) is not Dataset:  # other data sets may change shapes later
+        if type(data) is not Dataset:
             return
         for name, (label, array) in zip(data.given_names or self.names[:1], data.arrays.items(), strict=False):
             kind = self.types.get(name)

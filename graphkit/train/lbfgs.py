@@ -243,7 +243,7 @@ class LBFGS:
         except BaseException:
             self._set_parameters(origin)
             # The next iteration stores no pair for a move of 0. The failed direction may contain NaN, which a
-            # checkpoint must not.
+            # checkpoint must not contain.
             self._history.direction, self._history.length = np.zeros_like(origin), 0.0
             raise
         self._history.length = found.t

@@ -37,7 +37,6 @@ class History:
     evaluations: int = 0
 
     def store_pair(self, change: np.ndarray, move: np.ndarray) -> None:
-        """Store a pair if the curvature along the move is positive."""
         curvature = float(change @ move)
         if _LEAST_CURVATURE < curvature < math.inf:
             if len(self.pairs) == self.size:
@@ -46,7 +45,7 @@ class History:
             self.scale = curvature / float(change @ change)
 
     def approximate_newton_step(self, gradient: np.ndarray) -> np.ndarray:
-        """Return the direction of the two-loop recursion (Nocedal and Wright, algorithm 7.4)."""
+        """Return the direction of Nocedal and Wright, algorithm 7.4."""
         r: np.ndarray = -gradient
         factors = []
         for change, move, factor in reversed(self.pairs):
@@ -79,7 +78,7 @@ class History:
             where: Name of the checkpoint, for messages.
 
         Raises:
-            InvalidModel: An array has another shape or dtype, or numbers that no run can have.
+            InvalidModel: An array has a wrong shape, dtype or number.
         """
         vectors = (elements,) if arrays[f"{_PREFIX}direction"].size else (0,)
         count = len(arrays[f"{_PREFIX}factors"].reshape(-1))
@@ -116,7 +115,6 @@ class History:
 
 
 def names_in(arrays: Mapping[str, np.ndarray]) -> set[str]:
-    """Return the names of the arrays of a history in a checkpoint."""
     factors = arrays.get(f"{_PREFIX}factors")
     count = 0 if factors is None else factors.size
     of_pairs = {f"{kind}/{index}" for kind in ("change", "move") for index in range(count)}

@@ -9,7 +9,6 @@ import numpy as np
 
 from graphkit.named_tuples import NamedTuple
 
-# The constants of the two Wolfe conditions, and the largest number of steps.
 _DECREASE, _CURVATURE, _MOST_STEPS = 1e-4, 0.9, 25
 
 

@@ -141,7 +141,7 @@ def target_weight(
         if kept is None:
             weights = F.gather(factors, target)
         else:
-            safe = F.where(kept, target, np.array(0, target.dtype.numpy))  # ignored targets may be out of range
+            safe = F.where(kept, target, np.array(0, target.dtype.numpy))
             weights = F.where(kept, F.gather(factors, safe), np.float32(0))
     if sample_weight is not None:
         weights = F.mul(weights, _along(sample_weight, target))

@@ -47,7 +47,6 @@ __all__ = [
     "sigmoid_binary_cross_entropy", "sigmoid_focal", "softmax_cross_entropy", "triplet", "triplet_margin", "with_loss",
 ]  # fmt: skip
 
-# Returns the mean over the batch, or a sum and its divisor.
 LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]
 
 # Inputs of a mixed loss: `<target>_second` are the targets of the second samples, `mix` is the share of the first.
@@ -125,7 +124,7 @@ def of_mxnet(net: Model, output: str | None = None) -> dict[str, Loss]:
     """
     if HEADS not in net.meta:
         return {}
-    from graphkit.train.mxnet_losses import losses_of  # most models do not come from MXNet
+    from graphkit.train.mxnet_losses import losses_of
 
     return {name: loss for name, loss in losses_of(net).items() if output in (None, name)}
 
@@ -281,7 +280,6 @@ def _of_outputs(
     def build(*values: Value, sample_weight: Value | None = None) -> Term:
         terms, first, given = [], None, dict(zip(types, values, strict=True))
         for name, loss in losses.items():
-            # A loss without target ignores this operand.
             target = given[loss.target or target_of(name)] if loss.has_target else outputs[name]
             found = loss.term(
                 graph, logits_of(_classes_last(loss, outputs[name]), loss.of_logits), target, sample_weight
@@ -327,7 +325,6 @@ def _term(found: Any) -> Term:
 
 
 def _weighted_term(function: LossFunction, *values: Value, sample_weight: Value) -> Term:
-    """Return the result of a user's loss function with sample weights."""
     name = getattr(function, "__name__", "function")
     if SAMPLE_WEIGHT not in inspect.signature(function).parameters:
         raise UsageError(
@@ -346,7 +343,7 @@ def _weighted_term(function: LossFunction, *values: Value, sample_weight: Value)
 def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:
     """Raise UsageError if no output is floating-point: other losses have no gradient.
 
-    every: raise also if any output is not floating-point.
+    every: raise also if one output is not floating-point.
     """
     odd = [value for value in chosen if not (isinstance(value.type, TensorType) and value.dtype.is_float)]
     if not odd or (len(odd) < len(chosen) and not every):

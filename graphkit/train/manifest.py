@@ -51,7 +51,6 @@ def _rng_state(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_uint64, value))
 
 
-# `load` raises an error for missing keys.
 _KINDS: Mapping[str, Kind] = {
     "weights": _dict_of(_text),
     "arrays": _dict_of(_object),
@@ -109,7 +108,6 @@ _OF_SETTINGS: Mapping[str, Kind] = {
 
 
 def check(manifest: Mapping[str, Any], where: str) -> None:
-    """Raise InvalidModel if a value has the wrong type. where: the beginning of the message."""
     _check(manifest, _KINDS, where)
     for name, entry in manifest.get("arrays", {}).items():
         _check(entry, _OF_ARRAYS, f"{where}: array {name!r}")

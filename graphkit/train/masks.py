@@ -1,5 +1,3 @@
-"""Masks of trained parameters."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +15,6 @@ from graphkit.text import listed
 from graphkit.train.average import AVERAGE
 from graphkit.train.selection import MASK, TrainedParameter, mask_array, matching
 
-# Weights with a smaller share of zeros do not count as pruned.
 _PRUNED = 0.3
 
 
@@ -91,7 +88,6 @@ def check(trained: Sequence[TrainedParameter], params: ParamStore, store: KVStor
 
 
 def replace_masks(masks: Mapping[str, Any], known: Collection[str], params: ParamStore, slots: ParamStore) -> None:
-    """Implement `Trainer.set_masks`."""
     arrays = {}
     for name, mask in masks.items():
         if name not in known:

@@ -14,7 +14,6 @@ from graphkit.signatures import check_argument, shown, typed_constructor
 from graphkit.text import settings, short_repr
 from graphkit.train.targets import aligned
 
-# The name of the loss among metrics.
 LOSS = "loss"
 
 
@@ -70,8 +69,6 @@ class _WithRepr:
 
 
 class _Average(_WithRepr):
-    """The mean of scores; NaN before the first update."""
-
     name = ""
 
     def __init__(self, probabilities: bool = False) -> None:
@@ -355,7 +352,6 @@ def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndar
 
 
 def _single(output: np.ndarray, target: np.ndarray) -> np.ndarray | None:
-    """Return outputs [N] or [N, 1] as [N]; None for other shapes."""
     several = output.ndim > 1 and 1 not in output.shape[1:]
     return None if output.size != np.size(target) or several else output.reshape(-1)
 
@@ -396,7 +392,7 @@ class FunctionMetric(_Average):
             inspect.signature(function).bind(None, None)
         except TypeError:
             raise UsageError(f"metric {self.name!r}: the function must take two arguments, output and target") from None
-        except ValueError:  # an extension module's function has no signature
+        except ValueError:
             pass
         super().__init__()
 
@@ -408,7 +404,7 @@ class FunctionMetric(_Average):
 
 
 def _scores(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return one score per target as a vector. output: [...] or [..., 1] for targets [...]."""
+    """Return one score per target as a vector. output: [...] or [..., 1]."""
     if output.size != target.size:
         raise InputError(
             f"{name}: needs one score per target, but the output has shape {list(output.shape)} and the targets "

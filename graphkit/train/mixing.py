@@ -61,10 +61,7 @@ def _mixup(name: str, given: Any, order: np.ndarray, share: float) -> Any:
 def _cutmix(
     inputs: Mapping[str, Any], order: np.ndarray, share: float, generator: np.random.Generator
 ) -> tuple[dict[str, Any], float]:
-    """Replace one box in all images. Return the images, and the share of the area outside of the box.
-
-    The box has the area 1 - share, clipped at the borders.
-    """
+    """Replace one box in all images. Return the images, and the share of the area outside of the box."""
     images = {
         n: np.asarray(a) for n, a in inputs.items() if np.ndim(a) == 4 and _has_samples(np.asarray(a), len(order))
     }
@@ -86,7 +83,6 @@ def _cutmix(
 
 
 def _span(center: float, share: float, size: int) -> tuple[int, int]:
-    """Return begin and end of a box along an axis. center, share: relative to the size."""
     middle, half = int(center * size), int(share * size) // 2
     return max(middle - half, 0), min(middle + half, size)
 

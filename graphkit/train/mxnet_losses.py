@@ -27,11 +27,9 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.train.named_losses import Loss
 from graphkit.train.programs.weights import Term
 
-# Output operators of MXNet with an activation, and the operator that the importer uses for it.
 _ACTIVATIONS = {"SoftmaxOutput": "Softmax", "LogisticRegressionOutput": "Sigmoid"}
 _MOVES = ("Reshape", "Flatten", "Identity", "Cast")
 _NO_HEAD = Head("", "", {})
-# (attributes, operand in float32 or float64, label) -> the sum over a batch.
 _Rule: TypeAlias = Callable[[Attributes, Value, Value], Value]
 
 
@@ -60,7 +58,6 @@ def _kind(head: Head) -> str:
 
 
 def _operand(head: Head, output: Value) -> Value | None:
-    """Return the operand of the output operator; None if the output no longer comes from it."""
     wanted, value = _ACTIVATIONS.get(_kind(head)), output
     if wanted is None:
         return output
@@ -107,7 +104,6 @@ class HeadLoss(Loss):
 
 
 def _ignored(attributes: Attributes) -> int:
-    """Return the label to ignore. Raises InvalidModel if it is not an integer."""
     return attributes.integer("ignore_label", -1)
 
 
@@ -122,7 +118,7 @@ def _samples(graph: Graph) -> Value:
 def _loss(head: Head, output: TensorType) -> HeadLoss:
     attributes, kind = Attributes(head.attributes), _kind(head)
     if kind == "SoftmaxOutput":
-        _ignored(attributes)  # raises an error now if `ignore_label` is not an integer
+        _ignored(attributes)
     shape = _label_shape(head, attributes, kind, output)
     by_class = kind in ("SoftmaxOutput", "SVMOutput") and not _are_probabilities(head, output)
     dtype = DType.INT64 if by_class else output.dtype
@@ -230,7 +226,6 @@ def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
 
 
 def _divisors(attributes: Attributes, x: Value, target: Value, multi: bool) -> list[Value]:
-    """Return the numbers that MXNet divides the gradient by."""
     found = []
     sizes = F.shape(x)
     if multi:
@@ -241,7 +236,6 @@ def _divisors(attributes: Attributes, x: Value, target: Value, multi: bool) -> l
 
 
 def _per_output(attributes: Attributes, total: Value, label: Value) -> Value:
-    """Divide by the number of labels of a sample, and multiply by grad_scale."""
     samples = F.gather(F.shape(label), np.int64(0))
     count = F.div(F.size(label), F.max(samples, np.int64(1)))
     return F.div(_scaled(attributes, total), _at_least_one(count, total))

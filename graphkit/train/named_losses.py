@@ -217,7 +217,6 @@ def _class_of_sample(embedding: TensorType) -> TensorType:
     return TensorType(DType.INT64, embedding.known_shape[:1])
 
 
-# Names in other libraries, for suggestions.
 _OTHER_NAMES = {
     "mae": "l1",
     "smooth_l1": "huber",

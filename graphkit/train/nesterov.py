@@ -66,12 +66,7 @@ def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value
 
 
 def _logarithms(settings: Settings, precision: float) -> list[float]:
-    """Return log(mu[t]) for t = 1, 2, ... as long as it is needed.
-
-    The list ends when mu[t] has reached beta1, or the product of all mu has reached 0, up to `precision`.
-
-    precision: machine epsilon of the element type.
-    """
+    """Return log(mu[t]) for t = 1, 2, ..., until mu[t] has reached beta1, or the product 0, up to `precision`."""
     if not settings.beta1:
         return []
     found: list[float] = []

@@ -453,7 +453,6 @@ def names() -> list[str]:
     return list(_KINDS)
 
 
-# Defaults of optimizers that are given by name, in Python and on the command line.
 _BY_NAME: Mapping[str, Mapping[str, Any]] = {"sgd": {"lr": 0.05, "momentum": 0.9}}
 
 

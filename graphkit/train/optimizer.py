@@ -43,7 +43,7 @@ class Optimizer:
         "momentum": FRACTION, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "alpha": BELOW_ONE, "rho": BELOW_ONE,
         "trust": POSITIVE,
     }  # fmt: skip
-    # Whether the update of an element depends only on this element. Only then can rows of a table be updated alone.
+    # Whether an element's update depends only on this element, so that rows of a table can be updated alone.
     elementwise: ClassVar[bool] = True
 
     def __new__(cls, *_: Any, **options: Any) -> Self:

@@ -24,23 +24,16 @@ MetricStates = dict[str, dict[str, np.ndarray]]
 class Position:
     """The position of a run, which trains from epoch `start` to epoch `until`.
 
-    An epoch consists of its batches, validation, and its record.
-
     Attributes:
-        epoch: Number of complete epochs, including validation and record.
         batch: Number of batches of the current epoch since the batch size last changed.
         offset: Number of samples of the current epoch that were trained on before the batch size changed.
         width: Number of samples in a batch, over all processes.
-        length: Number of samples in the data, or None.
-        start: First epoch of the run, from 0.
-        until: Number of complete epochs at the end of the run.
-        loss_sum: Sum of weighted losses in the current epoch. `loss_sum / loss_weight` is the mean loss.
-        seen: Number of samples of the current epoch so far, without those of skipped steps.
-        trained: The record of the current epoch without validation. None until the last batch was trained on.
-        stopped: The reason given to `Trainer.stop`, or None. The run ends after this epoch.
-        first_update: Number of updates before the run.
+        loss_sum: Sum of weighted losses in the current epoch; `loss_sum / loss_weight` is the mean.
+        seen: Number of samples of the current epoch so far, without skipped steps.
+        trained: The record of the current epoch without validation, once all batches were trained on.
+        stopped: The reason given to `Trainer.stop`, or None.
         max_steps: Number of updates after which the run ends, also within an epoch, or None.
-        open_ended: Whether only `max_steps` ends the run. `until` is then an estimate.
+        open_ended: Whether only `max_steps` ends the run, so that `until` is an estimate.
         at_limit: Whether `max_steps` has completed the run.
         validation_split: The share of the data that the run holds out for validation, or None.
     """
@@ -68,7 +61,6 @@ class Position:
 
     @property
     def within(self) -> bool:
-        """Whether the current epoch has begun and is not complete."""
         return bool(self.batch or self.offset) or self.trained is not None
 
     @property
@@ -87,7 +79,6 @@ class Position:
 
         Args:
             resumed: Whether `Trainer.resume` was called since the last `fit`.
-            updates: Number of updates so far, in all runs.
         """
         if self.finished and not resumed:
             self._begin_run(epochs, max_steps, updates)
@@ -108,7 +99,6 @@ class Position:
             self._warn_of_end(done)
 
     def _continue_run(self, epochs: int | None, max_steps: int | None, done: int) -> None:
-        """Set the new length of the current run. done: number of its updates so far."""
         until, limit = self._end(epochs), max_steps
         if epochs is None and max_steps is None:
             limit = self.max_steps
@@ -117,17 +107,15 @@ class Position:
         if until > self.until or (limit or 0) > (self.max_steps or 0):
             self.stopped = None
         self.until, self.max_steps = until, limit
-        # A run that was interrupted within its last epoch is not complete: validation and the last checkpoint are
-        # missing.
+        # A run that was interrupted within its last epoch still needs validation and the last checkpoint.
         self.at_limit = limit is not None and done >= limit and (self.at_limit or not self.within)
         if self.open_ended and self.stopped is None and not self.at_limit:
-            self.until = max(until, self.epoch + 1)  # `end_epoch` adds more epochs
+            self.until = max(until, self.epoch + 1)
 
     def hold_out(self, share: float | None, resumed: bool) -> None:
         """Set the share of the data that the run holds out, before `plan`.
 
-        Raises UsageError if a continued run held out another share: training and validation data would mix. resumed: as
-        for `plan`.
+        Raises UsageError if a continued run held out another share: training and validation data would mix.
         """
         if self.finished and not resumed:
             self.validation_split = share
@@ -138,7 +126,7 @@ class Position:
             )
 
     def _begin_run(self, epochs: int | None, max_steps: int | None, updates: int) -> None:
-        if self.within:  # `max_steps` ended the last run within this epoch
+        if self.within:
             self.end_epoch()
         self.open_ended = epochs is None and max_steps is not None
         self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
@@ -148,7 +136,6 @@ class Position:
             warnings.warn(_NOTHING, stacklevel=4)
 
     def _warn_of_end(self, updates: int) -> None:
-        """Warn that a continued run is already complete. updates: number of updates in this run."""
         done = self.until - self.start
         if not done:
             warnings.warn(_NOTHING, stacklevel=4)
@@ -186,14 +173,13 @@ class Position:
         return not planned.finished
 
     def _end(self, epochs: int | None) -> int:
-        """Return the last epoch of a continued run. epochs: the length of the whole run, or None."""
         return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:
         """Count the current epoch as complete, and reset its sums.
 
-        If only `max_steps` ends the run, and no epoch is left, add an epoch. If this epoch skipped all steps, add none:
-        the run might never end.
+        If only `max_steps` ends the run, add an epoch if none is left, unless this epoch skipped all steps: the run
+        might never end.
         """
         self.epoch += 1
         if self.open_ended and self.epoch >= self.until and self.loss_weight and not self.at_limit:
@@ -202,19 +188,16 @@ class Position:
         self.loss_sum, self.loss_weight, self.trained, self.metrics = 0.0, 0.0, None, {}
 
     def resize(self, width: int) -> None:
-        """Divide the rest of the epoch into batches of `width` samples over all processes."""
         trained = self.offset + self.batch * self.width
         self.offset = trained if self.length is None else min(trained, self.length)
         self.batch, self.width = 0, width
 
     def describe(self) -> dict[str, Any]:
-        """Return a dict for JSON, which `read` takes, without the states of metrics."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metrics"}
 
     @classmethod
     def read(cls, described: Mapping[str, Any], metrics: MetricStates) -> Position:
         known = {f.name for f in fields(cls)}
-        # In older checkpoints, numbers of samples are the weights.
         described = {"loss_weight": float(described.get("seen", 0)), **described}
         return cls(**{name: value for name, value in described.items() if name in known}, metrics=metrics)
 

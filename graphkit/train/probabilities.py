@@ -1,7 +1,7 @@
 """Find the Softmax or Sigmoid behind an output, and its logits.
 
-The search continues through operators that keep its values: they only move elements, cast between floats, or keep
-probabilities away from 0 and 1.
+The search continues through operators that move elements, cast between floats, or only keep probabilities away from 0
+and 1.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ class _Source(NamedTuple):
 
 
 def are_probabilities(output: Value) -> bool:
-    """Whether the values of an output are those of a Softmax or Sigmoid."""
     return _source(output) is not None
 
 
 def logits_of(output: Value, name: str) -> Value:
     """Return the logits of an output that comes from a Softmax or Sigmoid (`name`), in the shape of the output.
 
-    Otherwise return the output itself. Also do so, with a warning, if a Softmax is not over the last axis of the
-    output.
+    Otherwise, and with a warning if a Softmax is not over the last axis, return the output itself.
     """
     found = _source(output)
     if found is None or found.node.op.name != name:
@@ -68,7 +66,6 @@ def _source(output: Value) -> _Source | None:
 
 
 def _keeps_values(node: Node) -> bool:
-    """Whether the result of an operator has the same probabilities as its first operand."""
     if node.op.name in _MOVES:
         return True
     if node.op.name == "Cast":

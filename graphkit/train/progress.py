@@ -15,7 +15,6 @@ from graphkit.text import short_repr
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """stream: None if it was closed before Python started."""
     return stream is not None and stream.isatty()
 
 
@@ -39,7 +38,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[state]}"), console=Console(stderr=True),
-                redirect_stdout=_is_terminal(sys.stdout),  # print above the bar, unless output goes to a file
+                redirect_stdout=_is_terminal(sys.stdout),
             )  # fmt: skip
             self._bar.start()
         return self
@@ -53,7 +52,6 @@ class ProgressBar:
         """Show a new task, and end the previous one.
 
         Args:
-            total: Number of batches; None if it is unknown.
             transient: Remove the bar when the task ends.
         """
         if self._bar is None:
@@ -71,7 +69,6 @@ class ProgressBar:
         self._task = None
 
     def advance(self, state: str = "") -> None:
-        """Count one more batch. state: text at the end of the line."""
         if self._bar is not None:
             self._bar.update(self._task, advance=1, state=state)
 
@@ -128,10 +125,7 @@ class JsonLog:
 
 
 def _is_before(line: str, epoch: int, updates: int, ended: bool) -> bool:
-    """Whether a log line belongs to the first `epoch` epochs or `updates` updates.
-
-    ended: whether a line with the event "end" belongs to the log.
-    """
+    """Whether a log line belongs to the first `epoch` epochs or `updates` updates. ended: see `JsonLog.begin`."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -22,9 +22,6 @@ class RecurrentState:
 
     A state is zero at the start, and becomes zero again if its shape changes.
 
-    Args:
-        names: Input name to output name.
-
     Raises:
         UsageError: A name is unknown, or the types or known sizes of input and output differ.
     """
@@ -75,16 +72,13 @@ class RecurrentState:
         return dict(zip(self._given, arrays, strict=True))
 
     def feeds(self, inputs: Any) -> dict[str, Any]:
-        """Return the inputs of a batch by name, including the carried states."""
         known = self.named(inputs)
         return known | {name: self._state(name, known) for name in self.names if name not in known}
 
     def keep(self, results: Mapping[str, np.ndarray]) -> None:
-        """Store the states for the next batch. results: the outputs of a batch by name."""
         self._arrays = {name: results[output] for name, output in self.names.items() if output in results}
 
     def _state(self, name: str, inputs: Mapping[str, Any]) -> np.ndarray:
-        """Return the state of an input, or zeros if its shape has changed."""
         declared = self._types[name]
         given = [(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items() if k in inputs]
         sizes = match_shapes(given)

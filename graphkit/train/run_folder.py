@@ -25,10 +25,8 @@ LOCK = ".lock"
 MODEL = "model.json"
 BEST = "best.json"
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-# Files of the command line: the options, and the record of its calls.
 CONFIG, RECORD = "config.toml", "run.json"
 
-# Contains the SHA-256 of the model between the first model and the first checkpoint of a run.
 FIRST_SAVE = ".first-save"
 
 # The files of a run in the order of removal. `run.json` comes after `config.toml`: a later run would not replace a
@@ -37,7 +35,6 @@ _FILES = (
     checkpoint.MANIFEST, MODEL, BEST, *ADAPTER_FILES, "log.jsonl", "vocabulary.json", CONFIG, RECORD,
 )  # fmt: skip
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
-# The models of the best epochs and their weights: see `best_of_epoch`.
 _BEST_OF_EPOCHS = re.compile(r"best-epoch-\d+(\.json|\.[0-9a-f]+\.safetensors)")
 
 
@@ -48,7 +45,6 @@ _SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensor
 
 
 def best_of_epoch(epoch: int) -> str:
-    """Return the file name of the model of one of the best epochs. epoch: from 1."""
     return f"best-epoch-{epoch}.json"
 
 
@@ -62,7 +58,7 @@ def remove_model(path: Path) -> None:
 def check_links(folder: str | Path) -> None:
     """Raise UnsafeModel if a file of a run folder is a symbolic link to a place outside of the folder.
 
-    Without this check, a link could make graphkit read or overwrite any file of this machine.
+    A link could make graphkit read or overwrite any file of this machine.
     """
     top = Path(folder).resolve()
     try:
@@ -84,8 +80,7 @@ def check_links(folder: str | Path) -> None:
 class RunFolder:
     """A folder that training writes to. Its `with` block holds a lock on the folder.
 
-    The block is reentrant. Its end removes empty folders that it has created. Without locks in the file system, there
-    is a warning.
+    The block is reentrant. Its end removes empty folders that it has created.
 
     Args:
         patience: Seconds to wait for the lock.
@@ -110,11 +105,10 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._depth -= 1
         if not self._depth and self._descriptor is not None:
-            # Remove the file while it is locked. Another process that has opened it and gets the lock then sees that
-            # the file is gone.
+            # Another process that has opened the file, and gets the lock, then sees that the file is gone.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
-            with contextlib.suppress(OSError):  # stop at a folder that is not empty or gone
+            with contextlib.suppress(OSError):
                 for folder in self._made:
                     folder.rmdir()
             os.close(self._descriptor)
@@ -130,7 +124,7 @@ class RunFolder:
                 try:
                     # Without O_NOFOLLOW, the target of a link would be truncated below.
                     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-                except FileNotFoundError:  # another process removed the empty folder
+                except FileNotFoundError:
                     continue
                 except OSError as error:
                     if path.is_symlink():
@@ -145,7 +139,7 @@ class RunFolder:
                         os.write(descriptor, json.dumps(holder).encode())
                         opened.pop_all()
                         break
-                    if locked:  # its last owner has just removed the file
+                    if locked:
                         continue
                     if time.monotonic() >= deadline:
                         owner = _describe_holder(os.read(descriptor, 4096))
@@ -165,7 +159,6 @@ class RunFolder:
     # --- files --------------------------------------------------------------------------------------
 
     def check(self, run: str | None = None) -> None:
-        """Raise UsageError if the folder contains another run. run: None for a new run."""
         if files := self._files_of_another_run(run):
             raise UsageError(
                 f"{self.path} already contains a run ({', '.join(files)}): continue it with --resume (Trainer.resume), "
@@ -173,9 +166,7 @@ class RunFolder:
             )
 
     def claim(self, run: str, *, overwrite: bool = False) -> None:
-        """Prepare the folder for a run.
-
-        `overwrite` removes another run in the folder. Otherwise, raises as `check` does.
+        """`overwrite` removes another run in the folder. Otherwise, raises as `check` does.
 
         Files of a run that was killed during its first save are always removed.
         """
@@ -189,21 +180,18 @@ class RunFolder:
         (self.path / FIRST_SAVE).unlink(missing_ok=True)
 
     def _files_of_another_run(self, run: str | None) -> list[str]:
-        """Return the names of model and checkpoint if they belong to another run."""
         files = [name for name in (checkpoint.MANIFEST, MODEL) if (self.path / name).exists()]
-        # An unreadable checkpoint counts as one of another run.
         with contextlib.suppress(InvalidModel):
             if checkpoint.MANIFEST in files and checkpoint.run_of(self.path) == run:
                 return []
         return [] if self._is_incomplete_first_save() else files
 
     def _is_incomplete_first_save(self) -> bool:
-        """Whether the folder contains only the model of a run that was killed before its first checkpoint."""
         if checkpoint.exists(self.path):
             return False
         try:
             return (self.path / FIRST_SAVE).read_text() == _digest(self.path / MODEL)
-        except (OSError, UnicodeDecodeError):  # a missing or unreadable file may belong to another run
+        except (OSError, UnicodeDecodeError):
             return False
 
     def _files_of_runs(self) -> Iterator[Path]:
@@ -238,7 +226,6 @@ def _digest(path: Path) -> str:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -246,7 +233,6 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _describe_holder(text: bytes) -> str:
-    """Return the holder of a lock as text, from the content of the lock file."""
     try:
         found = json.loads(text)
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since"]))

@@ -1,5 +1,3 @@
-"""Data sets with weights of samples."""
-
 from __future__ import annotations
 
 import copy
@@ -18,8 +16,6 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
     Args:
         given: The weights, float [N]; or the name of an array or of an entry in the targets of each sample.
-        targets: The targets of the loss.
-        argument: Name of the user's argument, for messages.
     """
     if isinstance(data, (LazyDataset, IterableDataset)):
         if not isinstance(given, str):
@@ -50,7 +46,6 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
 
 def is_sample(item: Any) -> bool:
-    """Whether an object is a pair (inputs, targets), or a dict by name."""
     return isinstance(item, Mapping) or (isinstance(item, tuple) and len(item) == 2)
 
 

@@ -25,10 +25,8 @@ from graphkit.train.position import MetricStates, Position
 from graphkit.train.programs.step import adapt_gradient_sums
 from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_checkpoint
 
-# In a checkpoint, the state of a metric is named `<metric>/metric/<array>`.
 _METRIC = "/metric/"
 
-# Seconds that `save` waits for another process that saves into the folder.
 _PATIENCE = 30.0
 
 
@@ -64,10 +62,6 @@ def epoch_states(trainer: BaseTrainer) -> list[dict[str, np.ndarray]]:
 
 
 def write(trainer: BaseTrainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered) -> None:
-    """Write model and checkpoint into a folder that this process has locked.
-
-    parts: the results of `epoch_states`, by rank. gathered: the states of all ranks.
-    """
     with model_then_checkpoint(folder) as before:
         with _inference_model(trainer) as net:
             net.save(folder / MODEL, before=before)
@@ -87,9 +81,8 @@ def save_model(trainer: BaseTrainer, path: Path, meta: Mapping[str, str]) -> Non
 
 @contextlib.contextmanager
 def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
-    """Context that yields the model for inference, with any moving averages, on rank 0, and None on other ranks.
-
-    Collective.
+    """Collective: context that yields the model for inference, with any moving averages, on rank 0, and None on other
+    ranks.
     """
     with trainer._exchange.gathered() as gathered:
         if gathered is None:
@@ -101,7 +94,6 @@ def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
 
 @contextlib.contextmanager
 def _inference_model(trainer: BaseTrainer) -> Iterator[Model]:
-    """Context that yields the model for inference, with the moving averages, if any."""
     with trainer.averaged() as net:
         if trainer._inference_graph is net.graph:
             yield net
@@ -179,9 +171,8 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         trainer._agreement.set_resumed({"name": saved.run, **at})
         if own_residuals is not None:
             exchange.restore_residuals(own_residuals)
-        # Only rank 0 restores accumulated gradients. With all-reduce, every rank restores the weight of all ranks, by
-        # which it divides the sum. With parameter servers, a worker divides its own gradients, so only rank 0 restores
-        # the weight.
+        # Only rank 0 restores accumulated gradients. With all-reduce, every rank divides by the weight of all ranks.
+        # With parameter servers, a worker divides only its own gradients.
         has_none = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
         weight = 0.0 if has_none else float(saved.settings.get("waiting_weight", 0.0))
         stepper.accumulated, stepper.accumulated_weight = accumulated, weight
@@ -219,7 +210,6 @@ def _epoch_states_of_rank(
 def _residuals_of_rank(
     trainer: BaseTrainer, saved: residuals.ByRank, folder: str | Path
 ) -> dict[str, np.ndarray] | None:
-    """Return the residuals that this rank restores, by parameter; None without compression."""
     compressing = trainer._exchange.compressing
     if not compressing:
         if any(saved):

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.train.arguments import POSITIVE, Range, convert_fields, real
 
-# A learning rate as an optimizer takes it.
 Rate: TypeAlias = "float | Schedule | Callable[[int], float]"
 
 
@@ -88,13 +87,10 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class _OverSteps(Schedule):
-    """A schedule over `steps` updates."""
-
     rate: float
     steps: int | None = None
 
     def progress(self, step: int) -> float:
-        """Return the completed part of the updates, 0 to 1."""
         return min(step / self._known_steps(), 1.0)
 
     def _known_steps(self) -> int:
@@ -185,7 +181,6 @@ class OneCycle(_OverSteps):
 
 
 def _between(first: float, last: float, progress: float) -> float:
-    """Return the value of half a cosine from `first` to `last`. progress: from 0 to 1."""
     return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
@@ -299,7 +294,6 @@ def schedule(spec: Rate | Mapping[str, Any]) -> Schedule:
 
 @lru_cache
 def _constant(rate: float) -> Constant:
-    """Cached, because every step needs a schedule."""
     return Constant(rate)
 
 
@@ -314,7 +308,6 @@ class RunRate:
     def __init__(self) -> None:
         self.scale = 1.0
         self.run_updates: int | None = None
-        # The last arguments of `over` and its result.
         self._resolved: tuple[tuple[Schedule, int], Schedule] | None = None
 
     def at(self, schedule: Schedule, update: int, first: int) -> float:

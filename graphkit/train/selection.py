@@ -1,5 +1,3 @@
-"""Select the parameters to train, and their settings, by names or glob patterns."""
-
 from __future__ import annotations
 
 import fnmatch
@@ -27,7 +25,6 @@ class Mask:
 
     Attributes:
         array: The initial mask, bool, in the shape of the parameter.
-        value: The state that contains the mask.
     """
 
     array: np.ndarray
@@ -53,9 +50,7 @@ class TrainedParameter:
 
 @dataclass(frozen=True)
 class ParameterSelection:
-    """Selects the parameters to train, and their settings, by names or glob patterns.
-
-    A parameter's exact name selects only that parameter, even if it contains brackets (special in patterns).
+    """A parameter's exact name selects only that parameter, even if it contains brackets (special in patterns).
 
     Attributes:
         freeze: Parameters that are excluded from `train`.
@@ -76,7 +71,6 @@ class ParameterSelection:
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def selected(self, names: Collection[str]) -> set[str]:
-        """Return the names that `train` selects and `freeze` does not. names: all parameters."""
         return (matching(self.train, names) if self.train else set(names)) - matching(self.freeze, names)
 
 
@@ -153,7 +147,6 @@ def _check_masks(graph: Graph, masks: Collection[str], trained: Collection[str])
 
 
 def _mask(name: str, value: Value, masks: Mapping[str, np.ndarray]) -> Mask | None:
-    """Raises UsageError if it has another shape, or other values than 0 and 1."""
     if name not in masks:
         return None
     shape = value.tensor.static_shape
@@ -163,9 +156,6 @@ def _mask(name: str, value: Value, masks: Mapping[str, np.ndarray]) -> Mask | No
 
 def mask_array(owner: str, name: str, given: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the mask of a parameter as an array of booleans.
-
-    Args:
-        owner: Name of the option or function, for messages.
 
     Raises:
         UsageError: The mask has another shape, or other values.
@@ -184,7 +174,6 @@ def _some(names: Collection[str]) -> str:
 
 
 def matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
-    """Return the names that equal a pattern or match it as a glob pattern."""
     found: set[str] = set()
     for pattern in patterns:
         found.update([pattern] if pattern in names else (n for n in names if fnmatch.fnmatchcase(n, pattern)))

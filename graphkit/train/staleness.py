@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from graphkit.train.optim import Optimizer
     from graphkit.train.schedules import Rate
 
-# Stores whose servers apply each gradient when it arrives.
 _STALE = ("dist_async", "dist_bounded")
 
 
@@ -23,9 +22,6 @@ def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) 
 
     Gradients are applied late, which acts like additional momentum (Mitliagkas et al., "Asynchrony begets momentum",
     2016). Also, n workers apply n gradients while one process would apply one.
-
-    Args:
-        rate: The learning rate at the start.
     """
     if store is None or store.type not in _STALE or store.num_workers == 1 or store.rank != 0:
         return
@@ -46,7 +42,6 @@ def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) 
 
 
 def _default_rate(optimizer: Optimizer) -> Rate:
-    """Return the default learning rate of the optimizer's class."""
     (field,) = (f for f in dataclasses.fields(optimizer) if f.name == "lr")
     default: Rate = optim.get("sgd").lr if field.default is dataclasses.MISSING else field.default
     return default

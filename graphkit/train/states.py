@@ -21,8 +21,6 @@ MASTER = "master"
 
 
 class Optimizer(Protocol):
-    """The part of `gk.optim.Optimizer` that updates need."""
-
     @property
     def kind(self) -> str: ...
 
@@ -50,17 +48,14 @@ class Updated(NamedTuple):
 
 
 def state_type(kind: TensorType) -> TensorType:
-    """Return the type of the states of a parameter of type `kind`."""
     return TensorType(DType.FLOAT32, kind.shape) if kind.dtype in HALVES else kind
 
 
 def widened(value: Value) -> Value:
-    """Return a float16 or bfloat16 value as float32, and any other value as it is."""
     return F.cast(value, to="float32") if value.dtype in HALVES else value
 
 
 def names(optimizer: Optimizer, dtype: DType) -> tuple[str, ...]:
-    """Return the names of the states of a parameter, in the order of `update`."""
     return (MASTER, *optimizer.slots) if dtype in HALVES else optimizer.slots
 
 
@@ -74,7 +69,6 @@ def inputs(optimizer: Optimizer, parameter: str, weight: TensorType) -> list[Val
 
 
 def initial_arrays(optimizer: Optimizer, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
-    """Return the states before the first update, by the names of `inputs`."""
     return {
         f"{parameter}/{name}": filled(kind.static_shape, start(optimizer, name), kind.dtype.numpy)
         for name, kind in kinds(optimizer, weight).items()

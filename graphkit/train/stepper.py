@@ -26,10 +26,7 @@ def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division 
 
     Args:
         kvstore: The store that the ranks share, or None.
-        division: How the model is divided among ranks, or None.
-        shard: Whether ranks share the optimizer states.
     """
-    # A process without other ranks does not load the other Exchanges.
     if division is not None:
         from graphkit.train.exchange.placement import Placement
         from graphkit.train.exchange.stages import Pipeline
@@ -49,10 +46,8 @@ def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division 
 
 
 class Stepper:
-    """Trains on batches with the programs of an Exchange.
-
-    `skipped` counts steps whose loss or gradient was not finite. `accumulated` is the number of batches whose gradients
-    wait for the next update, `accumulated_weight` the sum of their weights.
+    """`skipped` counts steps whose loss or gradient was not finite. `accumulated` is the number of batches whose
+    gradients wait for the next update, `accumulated_weight` the sum of their weights.
     """
 
     def __init__(self, spec: StepSpec, exchange: Exchange):
@@ -79,7 +74,6 @@ class Stepper:
         Args:
             feeds: Inputs and targets by name; entries may be added.
             size: Number of samples, or None for the length of the first array.
-            position: Position of `fit`, for messages.
         """
         before, generator = self.updates, self.executors[0].rng
         samples = samples_of(feeds, size) if self._accumulate > 1 else 0
@@ -95,7 +89,7 @@ class Stepper:
             # A skipped batch makes the weight NaN. `_update` then drops the gradients of all batches.
             self.accumulated_weight += math.nan if results is None else weight_in(results, samples)
             self.accumulated += 1
-            if self.accumulated >= self._accumulate:  # larger if the resumed run had a larger `accumulate`
+            if self.accumulated >= self._accumulate:
                 self._use_accumulated(rate)
         if self.updates > before:
             self.exchange.after_step(self.updates)
@@ -104,7 +98,6 @@ class Stepper:
     def _raise_unless_skipped(
         self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int], position: Position | None
     ) -> None:
-        """Raise an error that locates the first NaN or infinity, unless the step is skipped."""
         lowered = self._accumulate == 1 and self._lower_scale()
         if lowered or self._rule.on_nonfinite != "raise":
             return
@@ -120,7 +113,6 @@ class Stepper:
     # --- accumulated gradients -------------------------------------------------------------------
 
     def flush(self, rate: float) -> None:
-        """Update with accumulated gradients, if any, and synchronise the ranks."""
         self._use_accumulated(rate)
         self.exchange.synchronise()
 

@@ -24,7 +24,6 @@ from graphkit.text import listed, quantity
 from graphkit.train.losses import BoundLoss, target_inputs, weight_input
 from graphkit.train.named_losses import SAMPLE_WEIGHT, Loss
 
-# `dtype.kind` of numpy's real types; for bfloat16, see `_is_float`.
 _NUMBERS = "biuf"
 
 
@@ -32,14 +31,13 @@ class Targets:
     """Converts and checks the targets of a training program.
 
     Args:
-        types: Their types by name.
+        types: The types of the targets by name.
         compared: For targets of named losses: the loss, and the type of its output.
         outputs: The output of each target. Users may also give a target by the name of its output.
-        inputs: The program's input of each target with another name.
+        inputs: The input of the program for a target, where its name differs.
         weight_input: The program's input for sample weights, if it has one.
 
     Attributes:
-        weight_name: Name of the sample weights in a batch.
         needs_weights: Whether batches without sample weights are errors. Otherwise the weights are 1.
     """
 
@@ -58,7 +56,6 @@ class Targets:
         self._targets = {name: _Target(name, kind, *compared.get(name, (None, None))) for name, kind in types.items()}
 
     def name_for(self, output: str) -> str:
-        """Return the target of an output, or the first target."""
         return self._target_of_output.get(output, self.names[0])
 
     def program_input(self, name: str) -> str:
@@ -93,7 +90,6 @@ class Targets:
         )
 
     def metric_target(self, given: Any, output: str) -> np.ndarray:
-        """Return the target that metrics compare with an output. given: the targets of the batch."""
         if not self.names:
             raise InputError("metrics need targets, but the loss has none: leave the metrics out (metrics=, --metric)")
         named, wanted = self.named(given), self.name_for(output)
@@ -107,7 +103,7 @@ class Targets:
         If the loss ignores targets, the results are [targets, classes] and [targets]. The last axis of the output
         counts the classes, whatever the `axis` of the loss.
 
-        name: the output that is compared with the target.
+        name: of the output.
         """
         known = self._targets.get(self.name_for(name)) if self.names else None
         if known is not None and known.axis != -1:
@@ -120,7 +116,7 @@ class Targets:
     def check_classes(self, data: Dataset, net: str) -> None:
         """Raise InputError if the output does not have the number of classes of the data.
 
-        Data without class names may have fewer classes. net: the name of the network, for the message.
+        Data without class names may have fewer classes. net: name of the network.
         """
         if len(self.names) != 1 or (largest := self._targets[self.names[0]].largest) is None:
             return
@@ -128,7 +124,7 @@ class Targets:
         if classes is None or classes == outputs or (classes < outputs and data.classes is None):
             return
         if data.classes is None and self._targets[self.names[0]].ignored is not None:
-            return  # this number may be the ignored one; `fitted` checks each batch
+            return
         if data.classes is None and data.vocabulary is not None:
             _check_tokens(data, net, outputs)
             return
@@ -144,8 +140,7 @@ class Targets:
     def fitted(self, given: Any, weighted: bool | None = None) -> dict[str, Any]:
         """Return the targets of a batch by input, in the types and shapes of the program.
 
-        weighted: whether the program takes sample weights (default: as the training program). If it takes none, sample
-        weights in `given` are left out.
+        weighted: whether the program takes sample weights (default: as the training program).
 
         Raises:
             InputError: A conversion would lose information, or sample weights are wrong or missing.
@@ -193,7 +188,7 @@ def checked_weights(given: Any, count: int, source: str = "sample_weight") -> np
     array = as_array(given)
     if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
         raise InputError(f"{source}: expected one number per sample, not {shown(given)}")
-    if array.ndim > 1 and array.size == len(array):  # such as a column of a table
+    if array.ndim > 1 and array.size == len(array):
         array = array.reshape(-1)
     if array.shape != (count,):
         raise InputError(f"{source}: expected one weight per sample, [{count}], not an array {list(array.shape)}")
@@ -215,13 +210,6 @@ def expected_targets(
 
 
 class _Target:
-    """Converts and checks one target.
-
-    Args:
-        loss: The named loss of the target, or None for a loss function.
-        output: The type of the compared output.
-    """
-
     def __init__(self, name: str, kind: TensorType, loss: Loss | None, output: Type | None):
         self._name, self._type, self._loss = name, kind, loss
         self._output = output if isinstance(output, TensorType) else TensorType(DType.FLOAT32, None)
@@ -235,7 +223,7 @@ class _Target:
         wanted = self._type
         array = as_array(given)
         if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
-            return given  # the executor raises an error about the types
+            return given
         if wanted.rank is not None:
             found = aligned(array, wanted.known_shape)
             if found is None:
@@ -254,7 +242,7 @@ class _Target:
             # Floats may be rounded to another float type. All other conversions must be exact.
             fits = np.isfinite(cast) == np.isfinite(array) if wanted.is_float else cast == array
             if wanted.is_integer and _is_float(array):
-                # Beyond this limit, floats cannot represent every whole number.
+                # Larger floats cannot represent every whole number.
                 fits &= np.abs(array) < 2.0 ** (ml_dtypes.finfo(array.dtype).nmant + 1)
         if not np.all(fits):
             odd = array[~fits].reshape(-1)[0]
@@ -293,7 +281,6 @@ class _Target:
         return f"loss {self._loss.name!r} needs {self._loss.describe_target(self._output)}"
 
     def _advice(self, array: np.ndarray) -> str:
-        """Return advice for a message, or ""."""
         if self._loss is None:
             return ""
         if self._counts_classes_on_axis_1(array):
@@ -327,7 +314,6 @@ class _Target:
 
 
 def as_array(given: Any) -> np.ndarray | None:
-    """Return numbers, lists and arrays as a numpy array, and None for other objects."""
     if isinstance(given, (np.ndarray, np.generic, bool, int, float, list, tuple)):
         try:
             return np.asarray(given)
@@ -368,7 +354,6 @@ def _are_distributions(array: np.ndarray) -> bool:
 
 
 def is_one_hot(array: np.ndarray) -> bool:
-    """Whether every row along the last axis contains exactly one 1, and otherwise zeros."""
     return array.ndim > 1 and bool(np.all((array == 0) | (array == 1)) and np.all(array.sum(-1) == 1))
 
 
@@ -380,7 +365,6 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _check_tokens(data: Dataset, net: str, outputs: int) -> None:
-    """Raise InputError if a language model has no output for a token that occurs in the text."""
     assert data.vocabulary is not None
     largest = int(np.max(data.targets))
     if largest >= outputs:

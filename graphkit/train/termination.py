@@ -27,7 +27,6 @@ class Termination:
     def __init__(self, store: KVStore):
         self._store = store
         self._fingerprint = store.transport.fingerprint
-        # The previous handler of SIGTERM, which ends the process.
         self._handler: Any = None
 
     def __enter__(self) -> Termination:
@@ -39,7 +38,6 @@ class Termination:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._restore()
-        # The signal came after the last step.
         if self._fingerprint.leaving and error is None and callable(self._handler):
             self._handler(signal.SIGTERM, sys._getframe())
 
@@ -110,10 +108,7 @@ class WorkerTermination(Termination):
 
 
 def termination_of(store: KVStore | None) -> Termination | None:
-    """Return the Termination of a `fit` with a folder; None in a single process.
-
-    If the processes cannot end together, warn and return None.
-    """
+    """Return the Termination of a `fit` with a folder, or None. Warns if the processes cannot end together."""
     if store is None or (store.num_workers == 1 and not store.is_remote):
         return None
     if not store.is_remote:

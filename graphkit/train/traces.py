@@ -21,17 +21,13 @@ from graphkit.train.exchange.gather import gather
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
-# Contains a random id of each start of the machine. Processes with equal ids share a clock.
+# A random id of each start of the machine: processes with equal ids share a clock.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# Number of readings of the clocks.
 _READINGS = 9
 
 
 def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str | Path) -> None:
-    """Collective: write the profiles of all ranks to one file, in the time of rank 0.
-
-    In the trace, each rank is a process, with an additional row for its transfers.
-    """
+    """Collective: write the profiles of all ranks to one file, in the time of rank 0."""
     rank, origin = store.rank, _origin(store)
     events = profile.trace(rank, f"rank {rank} on {socket.gethostname()}", origin)["traceEvents"]
     events += _transfer_events(trainer._exchange.timed_collectives, profile.span, rank, origin)
@@ -39,7 +35,6 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
     parts = gather(store, {"events": data})
     if rank == 0:
         together = [event for part in parts for event in json.loads(part["events"].tobytes())]
-        # The first event has time 0.
         first = min((event["ts"] for event in together if "ts" in event), default=0.0)
         for event in together:
             if "ts" in event:
@@ -51,8 +46,8 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
 def _origin(store: KVStore) -> int:
     """Return the time of rank 0's first barrier on this process's clock, in nanoseconds.
 
-    Processes of one machine share a clock. Between machines, the offset is the median difference after several
-    barriers, which end at about the same time on all ranks.
+    Between machines, the offset of clocks is the median difference after several barriers, which end at about the same
+    time on all ranks.
     """
     readings = []
     for _ in range(_READINGS):

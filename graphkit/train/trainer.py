@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 
 def _advice(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return where to pass an unknown argument, or ""."""
     if name in inspect.signature(Trainer.fit).parameters:
         return f"; it is an argument of fit: trainer.fit(data, {name}=...)"
     return optimizers.option_hint(name, arguments)
@@ -354,7 +353,7 @@ class Trainer(BaseTrainer):
     def _parts(
         self, train: Any, valid: Any, share: float | None, sample_weight: Any
     ) -> tuple[tuple[Any, Any], tuple[bool, bool]]:
-        """Return the data of training and validation, and whether they have sample weights.
+        """Return the data of training and validation, and whether each has sample weights.
 
         share: the `validation_split` of `fit`. Other arguments: see `fit`.
         """
@@ -379,7 +378,6 @@ class Trainer(BaseTrainer):
         return (data, part), (has_weights, name is not None)
 
     def _weighted(self, data: Any, weights: Any, name: str | None, argument: str) -> Any:
-        """Return the data with sample weights, if any. name: of the weights in the data, or None."""
         if weights is None:
             return data
         self._targets.name_weights(name)
@@ -544,14 +542,12 @@ class Trainer(BaseTrainer):
         """
         saving.resume(self, folder, trusted)
 
-    # Former names.
     torn = former_attribute("step_incomplete")
     adds_scores = former_attribute("callbacks_may_add_scores")
     slot_bytes, left = BaseTrainer.optimizer_state_bytes, remaining_epochs
 
 
 def _resolved(backends: str | Backend | Sequence[str | Backend]) -> Sequence[Backend]:
-    """`resolve` is imported only if there are backends."""
     if not backends:
         return ()
     from graphkit.backend import resolve

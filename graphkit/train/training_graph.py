@@ -28,8 +28,6 @@ from graphkit.train.targets import Targets, expected_targets
 
 
 class Criterion(NamedTuple):
-    """The arguments of `losses.attach` that describe a loss."""
-
     loss: losses.AnyLoss
     targets: Mapping[str, TensorType] | None
     output: str | None
@@ -37,11 +35,7 @@ class Criterion(NamedTuple):
 
 
 class TrainingGraph(NamedTuple):
-    """A training graph and its targets.
-
-    Outputs of the graph: the loss, those of the model, and BATCH_WEIGHT if a batch does not weigh its number of
-    samples.
-    """
+    """Outputs: the loss, those of the model, and BATCH_WEIGHT unless batches weigh their numbers of samples."""
 
     graph: Graph
     targets: Targets

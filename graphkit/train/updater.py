@@ -55,8 +55,6 @@ class KeyedOptimizer:
 class OptimizerUpdater:
     """Updates the value of a key by a gradient, with its own slots and count of updates.
 
-    Each type and weight decay has its own compiled program.
-
     Args:
         decay: Factors on the weight decay by key (default: 1).
         threads: Number of CPU threads (default: GRAPHKIT_NUM_THREADS, else one per core).
@@ -64,7 +62,6 @@ class OptimizerUpdater:
         ema: If given, each key has a moving average, which starts at the value before the first update.
     """
 
-    # See `graphkit.dist.updaters.runs_in_background`.
     runs_in_background = True
 
     def __init__(
@@ -84,7 +81,7 @@ class OptimizerUpdater:
         self._slots: dict[Key, list[np.ndarray]] = {}
         self._averages: dict[Key, np.ndarray] = {}
         self._updates: dict[Key, int] = {}
-        # Compiled programs with the names of their inputs: updates by type and weight decay, averages by type.
+        # Compiled programs and the names of their inputs, by type (updates also by weight decay).
         self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 
@@ -117,7 +114,6 @@ class OptimizerUpdater:
         return np.array(stored, _state_dtype(stored)) if found is None else found
 
     def _averaged(self, average: np.ndarray, stored: np.ndarray, step: int) -> np.ndarray:
-        """Return the new average. stored: the value after the update; step: number of earlier updates."""
         kind = states.state_type(TensorType(dtype_of(stored.dtype), stored.shape))
         key = (kind.dtype.value, stored.shape)
         if key not in self._averaging:
@@ -150,7 +146,6 @@ class OptimizerUpdater:
         step: int,
         rows: bool = False,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return a value and its slots after an update. rows: whether the arrays contain only some rows."""
         feeds = {
             "weight": stored,
             "gradient": gradient,
@@ -187,14 +182,12 @@ class OptimizerUpdater:
         return tuple(model.inputs), model.compile(threads=self._threads)
 
     def _state_names(self, has_master: bool) -> tuple[str, ...]:
-        """Return the names of the states of a key without its count. has_master: for float16 and bfloat16."""
         master = (states.MASTER,) if has_master else ()
         return (*master, *self.optimizer.slots, *(() if self._ema is None else (AVERAGE,)))
 
     # --- states ---------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, np.ndarray]:
-        """Return slots, averages and counts of all keys, by name, for `restore`."""
         found: dict[str, np.ndarray] = {}
         for key, count in self._updates.items():
             name = _name(key)

@@ -11,7 +11,6 @@ def split_off(data: Dataset | IterableDataset, share: float, seed: int) -> Split
     """Return (train, validation). `Dataset.split` chooses the samples by the seed.
 
     Raises:
-        InputError: A part would be empty.
         UsageError: The data have no length, or their class defines neither `split` nor `subset`.
     """
     if isinstance(data, IterableDataset):
@@ -21,7 +20,6 @@ def split_off(data: Dataset | IterableDataset, share: float, seed: int) -> Split
         )
     kind = type(data)
     if kind.split is Dataset.split and kind.subset is Dataset.subset and kind not in (Dataset, TableData):
-        # The parts would be plain Datasets without methods of `kind`.
         raise UsageError(
             f"fit: validation_split cannot divide {data.name}, because {kind.__name__} does not define `subset`; "
             "divide the data when you load them (gk.data.load(spec, test_fraction=...)), and pass valid="

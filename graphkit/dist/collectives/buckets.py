@@ -39,12 +39,9 @@ class ProgramCollectives:
     """Starts the collectives of a program, and waits for them. One program at a time can use it.
 
     Args:
-        ordered: Sum in the order of the ranks: the bits do not depend on MPI library and hosts.
-        on_device: Collectives between GPUs, if any.
-        staged: Why arrays of GPUs are copied through host memory.
+        ordered: Sum in the order of the ranks, so that the bits do not depend on MPI library and hosts.
 
     Attributes:
-        copied_bytes: Bytes copied to make arrays contiguous.
         fingerprinted: Key of the float64 all-reduce that also sums the fingerprint.
     """
 
@@ -56,7 +53,6 @@ class ProgramCollectives:
         self._ordered = ordered
         self._buckets: dict[str, Bucket] = {}
         self._started: dict[str, Pending] = {}
-        # Restored residuals that were not yet passed to the transport, by key.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
         self.fingerprinted: str | None = None
         self.copied_bytes = 0
@@ -152,10 +148,7 @@ class ProgramCollectives:
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
-        """Start the all-gather of arrays.
-
-        pieces: This rank's (index of the array, position in the array, elements).
-        """
+        """Start an all-gather. pieces: this rank's (index of the array, position in the array, elements)."""
         rank, ranks = self._transport.rank, self._transport.size
         slices = Slices.of([a.size for a in wholes], wholes[0].dtype.itemsize, ranks)
         mine = np.zeros(slices.bounds[rank + 1] - slices.bounds[rank], wholes[0].dtype)

@@ -121,7 +121,6 @@ def _native(kind: str) -> Any:
     return native
 
 
-# By type: the class, its fixed arguments, and the names of its options.
 _TYPES: Mapping[str, tuple[type[Compression], tuple[Any, ...], tuple[str, ...]]] = {
     "float16": (Halves, ("float16",), ()),
     "bfloat16": (Halves, ("bfloat16",), ()),
@@ -134,10 +133,6 @@ TYPES = tuple(_TYPES)
 
 
 def create(options: str | Mapping[str, Any]) -> Compression:
-    """Return the compression for "2bit", "2bit:0.5", or {"type": "2bit", "threshold": 0.5}.
-
-    Raises UsageError for other options.
-    """
     if not isinstance(options, (str, Mapping)):
         raise UsageError(
             f'compression must be a string such as "2bit:0.5", or a dict such as {{"type": "2bit"}}, not {options!r}'
@@ -168,14 +163,11 @@ def _read(text: str) -> dict[str, Any]:
 
 
 class Residuals:
-    """The residuals of gradient compression, float32 vectors by key."""
-
     def __init__(self) -> None:
         self._sizes: dict[Any, int] = {}
         self._arrays: dict[Any, np.ndarray] = {}
 
     def check(self, key: Any, size: int) -> None:
-        """Raise InputError if the key had another size before."""
         known = self._sizes.setdefault(key, size)
         if known != size:
             raise InputError(f"key {key!r} had {known} elements in an earlier push, but has {size} now")

@@ -38,7 +38,6 @@ from graphkit.named_tuples import NamedTuple
 # While this rank waits for its GPU, it yields the core for _EAGER seconds, then sleeps, _PAUSE seconds at a time. It
 # checks for lost ranks every _CHECK seconds.
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
-# Seconds that aborted kernels may take to end.
 _ENDING = 10.0
 # The name in plans of all-reduces without NCCL.
 _STAGED = "staged (copied through host memory)"
@@ -60,7 +59,6 @@ class GpuCollectives:
 
     Attributes:
         waited_seconds: Seconds that this rank waited for others before runs.
-        sent_bytes: Total bytes of the collectives of this rank's runs.
     """
 
     def __init__(
@@ -96,7 +94,6 @@ class GpuCollectives:
         return RunAgreement(all_can, common, self._recordings)
 
     def _summed(self, call: str, numbers: Sequence[int]) -> np.ndarray:
-        """Return the sums of these numbers over all ranks."""
         array = np.array(numbers, np.int64)
         found: np.ndarray = self._communicator.perform(call, [array], Sum(array, None, unchanged, alone=True))
         return found
@@ -113,7 +110,6 @@ class GpuCollectives:
         self._launch(self._parts("broadcast", wholes, dtype), dtype)
 
     def _parts(self, kind: Any, arrays: Sequence[Any], dtype: DType) -> list[Exchange]:
-        """Return an exchange for each rank's slice of each array."""
         size, itemsize = self._communicator.size, dtype.numpy.itemsize
         slices = Slices.of([a.size for a in arrays], itemsize, size)
         found = []
@@ -147,7 +143,6 @@ class GpuCollectives:
                         raise RuntimeFailure(reason)
 
     def _reason(self) -> str | None:
-        """Return why the launched collectives cannot complete, or None."""
         if (reason := self._communicator.lost()) is not None:
             return reason
         try:
@@ -157,7 +152,7 @@ class GpuCollectives:
         return None
 
     def _end(self, reason: str, done: Callable[[], bool]) -> None:
-        """Abort the collectives: GPUs then stop waiting.
+        """Abort the collectives, so that GPUs stop waiting.
 
         The abort may wait until CUDA graphs are freed, so a thread calls it.
         """
@@ -178,7 +173,6 @@ class GpuCollectives:
         return f"rank {rank} {what} in step {steps}, in all-reduces on GPUs"
 
 
-# Bytes of a rank's report, and characters of its reason.
 _REPORT, _REASON = 1024, 300
 _UNIQUE = 128
 # Least time limit for the creation of a communicator, in seconds.
@@ -189,7 +183,6 @@ class _Report(NamedTuple):
     """The report of a rank about its GPU.
 
     Attributes:
-        gpu: The GPU, or "".
         reason: Why the rank cannot use NCCL, or "".
         chosen_by_user: Whether a setting of the user is the reason.
         communicator: Number of the communicator of this GPU; 0 for none.
@@ -207,7 +200,6 @@ class GpuGroups:
     def __init__(self, communicator: Communicator, fingerprint: Fingerprint | None = None):
         self._communicator = communicator
         self._fingerprint = fingerprint
-        # The number of the communicator, and its collectives, by device number.
         self._collectives: dict[int, tuple[int, GpuCollectives]] = {}
         self._count = 0
 
@@ -221,7 +213,7 @@ class GpuGroups:
             staged: Why this rank must not use NCCL, if the user chose this; otherwise "".
 
         Raises:
-            RuntimeFailure: A rank is lost. The errors of `load_device` are raised, too.
+            RuntimeFailure: A rank is lost. Also raises the errors of `load_device`.
         """
         mine, gpu = (_Report("", staged, chosen_by_user=True), None) if staged else self._own_report(device)
         reports = self._exchange_reports(mine)
@@ -338,7 +330,6 @@ def sum_route(processes: int) -> str:
 
 
 def _reason_against(reports: Sequence[_Report]) -> str:
-    """Return why the ranks cannot use NCCL, or ""."""
     for rank, report in enumerate(reports):
         if report.reason:
             return f"rank {rank} {report.reason}"

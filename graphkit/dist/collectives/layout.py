@@ -61,7 +61,6 @@ class Bucket(NamedTuple):
     """Arrays that are summed together, as parts of one vector.
 
     Attributes:
-        begins: Where each array begins in the vector.
         whole: The memory of all arrays as one vector; None if they must be copied.
         gaps: The elements of `whole` between the arrays.
     """

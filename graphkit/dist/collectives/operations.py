@@ -24,7 +24,7 @@ from graphkit.ir.types import NUMERIC, DType
 _SUMMED = frozenset(dtype.value for dtype in NUMERIC | {DType.COMPLEX64, DType.COMPLEX128})
 
 
-@functools.lru_cache(maxsize=64)  # numpy needs microseconds for the name of a dtype
+@functools.lru_cache(maxsize=64)
 def _is_summed(dtype: np.dtype[Any]) -> bool:
     return dtype.name in _SUMMED
 
@@ -32,11 +32,7 @@ def _is_summed(dtype: np.dtype[Any]) -> bool:
 def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
     """Raise InputError unless arrays of this dtype can be summed.
 
-    A single process rejects the same dtypes as several: a program that runs in one process also runs in several. bool
-    has no sum, and float8 and int4 overflow after a few summands.
-
-    Args:
-        key: The key, or the name of a gradient, for the message.
+    A single process rejects the same dtypes as several: a program that runs in one process also runs in several.
     """
     if not _is_summed(dtype):
         raise InputError(
@@ -50,10 +46,11 @@ class Collectives:
 
     Calls of `start_...` and `post_sum` with different keys may come in different orders.
 
-    `start_...` return a pending operation. The arrays must not change until its `wait` returns.
+    `start_...` return a pending operation, before whose `wait` returns the arrays must not change.
 
     Args:
-        every_rank_compresses: Otherwise, the first rank of each of several hosts compresses the sum of its host.
+        every_rank_compresses: If False, and with several hosts, the first rank of each host compresses the sum of its
+            host.
     """
 
     def __init__(self, communicator: Communicator, every_rank_compresses: bool = False):
@@ -74,7 +71,6 @@ class Collectives:
     # --- compression ------------------------------------------------------------------------------
 
     def compress(self, compression: Compression) -> None:
-        """Collective: compress float32 arrays from now on."""
         self.compressed = CompressedSums(compression, self.communicator)
 
     @property
@@ -120,7 +116,6 @@ class Collectives:
 
         Args:
             out: The array for the sum; may be `array`.
-            ordered: Sum in the order of the ranks.
         """
         action = self._sum(key, array, out, then, ordered=ordered, alone=True)
         return self.communicator.post(f"sum of {key}", [array], action, operation=self._operation(array, ordered))
@@ -163,7 +158,6 @@ class Collectives:
         return self._post_rows(f"sum of {key}", RowSum(rows, ordered), unchanged)
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all ranks, of equal type, stacked by rank along a new first axis."""
         self._sent_bytes += array.nbytes
         action = partial(self.communicator.allgather, array)
         found: np.ndarray = self.communicator.perform(f"gathering of {key}", [array], action)
@@ -240,8 +234,7 @@ class Collectives:
     ) -> Action:
         """Return the action that sums an array once all ranks have posted it.
 
-        later: the array may change at once, so it is copied; ordered: sum in the order of the ranks; alone: see Sum.
-        Raises InputError for dtypes that cannot be summed.
+        later: the array may change at once, so it is copied. ordered: sum in the order of the ranks. alone: see Sum.
         """
         check_summed(key, array.dtype)
         if self.compressed is not None and array.dtype == np.float32:

@@ -160,7 +160,6 @@ class RowSum:
 
     def __init__(self, own: RowSparse, ordered: bool = False):
         self._own = RowSparse(own.indices.copy(), own.values.copy())
-        # Ranks compare the types of these arrays, which have no rows.
         self.types = (self._own.values[:0], self._own.indices[:0])
         self.ordered = ordered
         self.sent_bytes = self._own.nbytes
@@ -171,7 +170,6 @@ class RowSum:
 
     def _over_hosts(self, levels: Levels) -> RowSparse:
         kind = self._own.dtype
-        # float16 and bfloat16 are rounded once, at the end.
         own = RowSparse(self._own.indices, self._own.values.astype(sum_dtype(kind), copy=False))
         here = _gathered_rows(levels.inside, own)
         found = None if levels.leaders is None else total(_gathered_rows(levels.leaders, total(here)))
@@ -196,6 +194,5 @@ def _message(rows: RowSparse) -> np.ndarray:
 
 
 def _read(message: np.ndarray, count: int, like: np.ndarray) -> RowSparse:
-    """Return the rows of a message. like: an array with the type and shape of a row."""
     indices, values = message[: 8 * count].view(np.int64), message[8 * count :].view(like.dtype)
     return RowSparse(indices, values.reshape(count, *like.shape[1:]))

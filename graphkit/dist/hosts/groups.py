@@ -24,8 +24,6 @@ PART = 16 << 20
 
 
 class Group(Protocol):
-    """Some processes of a job, which make the same calls. `rank` is the number of this process in the group."""
-
     rank: int
     size: int
 
@@ -33,9 +31,7 @@ class Group(Protocol):
         """Return the elementwise sum in a new array on the first process; None on the others."""
         ...
 
-    def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes, of equal type, along a new first axis."""
-        ...
+    def allgather(self, array: np.ndarray) -> np.ndarray: ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
         """Return the bytes of each process, aligned to 8 bytes. sizes: number of bytes, by rank."""
@@ -80,7 +76,6 @@ class MpiGroup:
         source = np.ascontiguousarray(array)
         self._count(source.nbytes)
         result = np.empty((self.size, *source.shape), source.dtype)
-        # As bytes: MPI has no types for some dtypes.
         mine, all_ = as_bytes(source), as_bytes(result)
         self._complete(self._processes.Iallgather(mine, all_), mine, all_)
         return result
@@ -102,12 +97,10 @@ class MpiGroup:
 
 
 def begins_of(sizes: Sequence[int]) -> list[int]:
-    """Return where parts of these sizes begin one after the other, and the end."""
     return [0, *itertools.accumulate(sizes)]
 
 
 def parts_of(data: np.ndarray, begins: Sequence[int]) -> list[np.ndarray]:
-    """Return the parts of `data`, each aligned to 8 bytes."""
     parts = [data[begin:end] for begin, end in itertools.pairwise(begins)]
     return [part.copy() if begin % 8 else part for part, begin in zip(parts, begins, strict=False)]
 
@@ -123,7 +116,6 @@ class Hosts:
     """The hosts of the processes of a communicator. Every process must create it.
 
     Args:
-        inside: The MPI communicator of the processes on this host.
         ranks_per_host: Treat each group of this many ranks as a host; None: use the real hosts.
 
     Attributes:
@@ -145,7 +137,6 @@ class Hosts:
         self.all = tuple(Host(named, tuple(ranks)) for _, (named, ranks) in sorted(found.items()))
         self.index = sorted(found).index(leader)
         self.leads = leader == world.rank
-        # The communicator of the leaders, unused on other processes.
         self.leaders = world.Split(0 if self.leads else 1, world.rank)
         self.several = len(self.all) > 1
         self.sent = 0
@@ -193,7 +184,6 @@ class Hosts:
         self.sent += source.nbytes if self.leads and self.several else 0
 
     def broadcast(self, data: np.ndarray, root: int) -> None:
-        """Copy the root's bytes to `data` of all other processes."""
         place = next(index for index, host in enumerate(self.all) if root in host.ranks)
         here = place == self.index
         self.sent += data.nbytes if here and self.leads and self.several else 0
@@ -225,7 +215,6 @@ class Hosts:
         return [parts[place] for place in self._places]
 
     def _host_by_host(self, data: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-        """Return the bytes of all processes, in the order of hosts."""
         whole = np.empty(sum(sizes), np.uint8)
         counts = [sum(sizes[rank] for rank in host.ranks) for host in self.all]
         begins = begins_of(counts)[:-1]

@@ -39,9 +39,7 @@ SLOT = np.dtype(
         ("departure", "i8"), ("call", "S160"),
     ]
 )  # fmt: skip
-# The same layout, to write a whole slot at once.
 _SLOT = struct.Struct("=dddqqqq160s")
-# Values of `state`.
 _NOT_STARTED, _RUNNING, ENDED = 0, 1, 2
 
 _IN = "in "
@@ -52,10 +50,7 @@ _LATE = 4
 
 
 class HeartbeatBoard:
-    """Shared memory with a slot for each process, and the time of the last heartbeat of each host.
-
-    All processes of a host map the same file.
-    """
+    """Shared memory with a slot for each process, and the time of the last heartbeat of each host."""
 
     def __init__(self, path: str, count: int, hosts: int = 1):
         size = count * SLOT.itemsize
@@ -97,7 +92,6 @@ class HeartbeatMonitor:
     """Writes the heartbeats of this process, and checks those of others.
 
     Args:
-        ranks: The rank of each slot.
         timeout: Seconds without a heartbeat after which a process counts as lost.
         hosts: The hosts of the ranks, in the order of `HeartbeatBoard.heard` (default: one host).
         relay: Exchanges heartbeats with other hosts; for leaders only.
@@ -118,16 +112,15 @@ class HeartbeatMonitor:
         self._excluded: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
-        # Waits, long work and calls of user code are numbered in the order of their begins: of the current wait, and of
-        # current long work.
+        # Waits, long work and user code are numbered in the order in which they begin. `_wait_number` is the current
+        # wait, and `_working` contains the current long work.
         self._numbers = itertools.count()
         self._wait_number = -1
         self._working: list[int] = []
-        # The numbers of running user code.
         self._running: list[int] = []
         self._progressed = time.monotonic()
         self._waits_since: float | None = None
-        self._for_progress = False  # whether a process without progress counts as lost
+        self._for_progress = False
         self._outer: list[tuple[bool, float | None, int]] = []
         # Contexts in which this process waits for others: see `Communicator.waiting`.
         self.for_progress = _Wait(self, for_progress=True)
@@ -142,14 +135,13 @@ class HeartbeatMonitor:
     # --- this process ---------------------------------------------------------------------------------
 
     def doing(self, call: bytes, steps: int) -> None:
-        """Report progress: this process has reached this call."""
         now = self._progressed = time.monotonic()
         _SLOT.pack_into(
             self._board.memory, self._at, now, now, math.inf, self._process, steps, _RUNNING, self._departure, call
         )
 
     def depart(self, number: int) -> None:
-        """Send a number with the heartbeats: whether this process can stop, and when. Callers define the numbers."""
+        """Send a number with the heartbeats: whether this process can stop, and when."""
         self._departure = number
         self._mine["departure"] = number
 
@@ -163,12 +155,10 @@ class HeartbeatMonitor:
         return self._board.slots["departure"][self._order], self._board.slots["steps"][self._order]
 
     def made_progress(self) -> None:
-        """Report progress of an operation for which this process waits."""
         self._progressed = time.monotonic()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Context of long work, which counts as progress."""
         number = next(self._numbers)
         self._working.append(number)
         try:
@@ -181,8 +171,8 @@ class HeartbeatMonitor:
     def running(self, code: str, steps: int) -> Iterator[None]:
         """Context in which user code runs, which does not count as progress.
 
-        Others wait for it only until the timeout, even inside `working`. Calls of graphkit in it, and `working` in it,
-        count as progress.
+        Other processes wait for user code only until the timeout, even inside `working`. Calls of graphkit by user
+        code, and `working` inside it, count as progress.
         """
         number = next(self._numbers)
         self._running.append(number)
@@ -211,7 +201,7 @@ class HeartbeatMonitor:
     def exclude(self, rank: int) -> None:
         """Continue without a lost process, which does not count as lost again.
 
-        If it was the leader of another host, the processes of that host are no longer checked.
+        If the process was the leader of another host, the processes of that host are no longer checked.
         """
         self._excluded.add(rank)
         for index, host in enumerate(self._hosts):
@@ -230,14 +220,13 @@ class HeartbeatMonitor:
                     os.kill(int(slot["process"]), signal.SIGKILL)
 
     def process_of(self, rank: int) -> int | None:
-        """Return the process ID of a rank; None if it is unknown."""
         slot = self._ranks.index(rank) if rank in self._ranks else None
         return None if slot is None else int(self._board.slots[slot]["process"]) or None
 
     def lost(self) -> str | None:
         """Return why a process counts as lost, or None.
 
-        It is None until this process has waited for longer than the timeout.
+        The result is None until this process has waited for longer than the timeout.
         """
         since = self._waits_since
         now = time.monotonic()
@@ -366,7 +355,6 @@ class _Peer:
         return True
 
     def receive(self) -> np.ndarray | None:
-        """Return the latest new message, or None."""
         found = None
         while self._arrival is not None and self._arrival.Test():
             found = self._arriving.copy()
@@ -393,7 +381,6 @@ class HeartbeatRelay:
 
     Args:
         leaders: Communicator of all leaders, in the order of hosts, which nothing else uses.
-        board: The board of this host, with a slot for each rank.
     """
 
     def __init__(self, leaders: Any, board: HeartbeatBoard, hosts: Sequence[Host]):
@@ -403,7 +390,6 @@ class HeartbeatRelay:
         self._forgotten: list[_Peer] = []  # MPI may still write to their buffers
 
     def forget(self, host: int) -> None:
-        """Stop exchanging heartbeats with a host whose leader is lost."""
         gone = [peer for peer in self._peers if peer.index == host]
         self._forgotten += gone
         self._peers = [peer for peer in self._peers if peer not in gone]

@@ -15,17 +15,14 @@ from pathlib import Path
 from graphkit import config, cores
 from graphkit.named_tuples import NamedTuple
 
-# Rounding error: three thirds of a core are one core.
 _ROUNDING = 1e-6
 
 
 class Allowed(NamedTuple):
-    """The cores, the CPU quota in cores, and the control groups of a process."""
-
     cores: frozenset[int]
     quota: float | None
     group: str
-    threads: int | None  # as chosen by the user
+    threads: int | None
     may_bind: bool
 
     @classmethod

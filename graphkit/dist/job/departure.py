@@ -4,8 +4,8 @@ Workers take steps independently: they agree through heartbeats, not through a c
 SIGTERM, or sees that another process has, votes with the number of its completed steps. When all workers have voted,
 all stop after the step of the largest vote.
 
-A worker that has voted takes a further step only if another worker has voted for a later step, or has begun more steps,
-for which it will vote. So no worker takes more steps than the largest vote.
+A worker that has voted takes a further step only if another worker has voted for a later step, or has begun more steps:
+it will vote for at least these. So no worker takes more steps than the largest vote.
 
 This cannot deadlock: a worker that waits inside a step for a slower worker has begun more steps, so the slower worker
 takes its next step.
@@ -50,11 +50,9 @@ class Departure:
         return self._communicator.departures() is not None
 
     def begin(self) -> None:
-        """Tell the other processes that this worker can stop together with them."""
         self._communicator.depart(_READY)
 
     def end(self) -> None:
-        """Tell the other processes that it no longer can."""
         self._communicator.depart(_NOTHING)
 
     def is_wanted(self) -> bool:
@@ -62,8 +60,6 @@ class Departure:
 
     def must_stop(self, wanted: bool) -> bool:
         """Return whether this worker must stop before its next step, possibly after waiting for votes.
-
-        wanted: whether this worker has received SIGTERM.
 
         Raises RuntimeFailure if another process is lost meanwhile.
         """

@@ -1,8 +1,8 @@
 """The end of a job: all processes end together, or a failed process aborts the job.
 
 If a process exits without MPI_Finalize, launchers end the job silently with status 0. So a process announces its end,
-waits for the others, and finalises MPI. If it fails, or the others do not end with it, it aborts the job with a
-non-zero exit code.
+waits for the others, and finalises MPI. A process that fails, or is left alone, aborts the job with a non-zero exit
+code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def before_end(leave: Callable[[], None], last: Callable[[], None]) -> None:
 
 
 def end_of_server(communicator: MpiCommunicator) -> NoReturn:
-    """Finalise MPI together with the workers, and exit."""
     global _running
     _running = None
     communicator.finalize()
@@ -81,7 +80,7 @@ def end() -> None:
     """
     global _running
     communicator, _running = _running, None
-    if communicator is None or communicator.process != os.getpid():  # a forked child does not belong to the job
+    if communicator is None or communicator.process != os.getpid():
         return
     try:
         if _failure is not None:
@@ -137,7 +136,6 @@ def _described(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return str(error) or "interrupted"
     if isinstance(error, SystemExit):
-        # Notes say where training stopped.
         notes: list[str] = getattr(error, "__notes__", [])
         return "; ".join(["terminated", *notes]) if error.code == _TERMINATED else f"exit with status {error.code}"
     return error_text(error)

@@ -32,7 +32,6 @@ _OWN_CODES = (130, 143)
 _COMBINED = (6, 7, 11, 13)
 # Longest delay of Python's signal handlers while this process waits for the job, in seconds.
 _PAUSE = 1.0
-# Exit code of Open MPI's launcher after a signal.
 _ENDED_BY_LAUNCHER = 1
 
 # Without these settings, Open MPI 4 and 5 refuse to start more processes than cores.
@@ -47,10 +46,7 @@ _FOR_ROOT = tuple(f"{name}_ALLOW_RUN_AS_ROOT{more}" for name in ("OMPI", "PRTE")
 
 
 def find_mpiexec() -> str:
-    """Return the launcher: GRAPHKIT_MPIEXEC, one next to this Python, or the first on PATH.
-
-    Raises MissingDependency if there is none.
-    """
+    """Return the launcher: GRAPHKIT_MPIEXEC, one next to this Python, or the first on PATH."""
     local = Path(sys.executable).parent / "mpiexec"
     chosen = config.MPIEXEC.get() or (str(local) if local.exists() else "mpiexec")
     found = shutil.which(chosen)
@@ -66,7 +62,7 @@ def is_started() -> bool:
 
 
 def launcher_sets_size() -> bool:
-    """Whether an MPI launcher, and not `run_processes`, has set the number of processes."""
+    """Whether an MPI launcher, not `run_processes`, has set the number of processes."""
     return config.JOB_SIZE.get() is None and launched_by_mpi()
 
 
@@ -122,7 +118,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     # its number.
     if sent and (status in (_ENDED_BY_LAUNCHER, sent[0]) or _signal_of(status) == sent[0]):
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
-        _say(f"the job was {what}")  # the output of its processes may be lost
+        _say(f"the job was {what}")
         return 128 + sent[0]
     return _exit_status(status, pipe)
 
@@ -158,7 +154,7 @@ def _signal_of(status: int) -> signal.Signals | None:
 
 
 class _Signals:
-    """Forwards signals to a job, in order. Earlier signals are forwarded at its start."""
+    """Forwards signals to a job, in order. Signals that arrive before the job starts are forwarded at its start."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []

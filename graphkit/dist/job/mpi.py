@@ -34,7 +34,6 @@ from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 from graphkit.text import quantity, short_repr
 
-# Variables of the process managers of MPICH and its derivatives, of Open MPI, and of Slurm's PMIx and PMI.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 # Variables of MPICH, Open MPI and Slurm: the number of processes of the job, and of this host. Slurm's second variable
 # lists the numbers of all hosts.
@@ -55,14 +54,12 @@ _STOPPING = 0.2
 def launched_by_mpi() -> bool:
     """Whether a known MPI launcher has started this process. Imports nothing.
 
-    MPI takes long to start, so a command asks this first. `graphkit train --processes` later raises an error if MPI
-    reports another number of processes.
+    MPI takes long to start, so commands ask this first.
     """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
 
 
 def _on_one_host() -> bool:
-    """Whether all processes are on this host, according to the launcher. MPI calls are then cheaper."""
     environment = os.environ
     return config.RANKS_PER_HOST.get() is None and any(
         size in environment and environment[size] == environment.get(local) for size, local in _COUNTS
@@ -108,9 +105,6 @@ class MpiCommunicator:
 
     Args:
         replicated: Whether the job survives the loss of a server. Messages to servers then do not use MPI.
-
-    Attributes:
-        cannot_finalize: Whether a lost server would block MPI_Finalize forever.
     """
 
     def __init__(self, servers: int = 0, replicated: bool = False) -> None:
@@ -203,10 +197,6 @@ class MpiCommunicator:
         return self.hosts.start_allreduce(source, result, source is result), result
 
     def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
-        """Call MPI's own Allreduce, for comparisons.
-
-        The arrays must be contiguous and of one type; this is not checked.
-        """
         self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
@@ -222,7 +212,6 @@ class MpiCommunicator:
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
-        # As bytes: MPI has no types for some dtypes.
         self.hosts.broadcast(as_bytes(result), root)
         return result
 
@@ -252,7 +241,6 @@ class MpiCommunicator:
             return list(self._job.allgather(mine))
 
     def describe(self, rank: int) -> str:
-        """Return a text with rank, host and process ID."""
         host = next(host.name for host in self._all_hosts.all if rank in host.ranks)
         process = None if self._monitor is None else self._monitor.process_of(rank)
         return f"rank {rank} on {host}" + ("" if process is None else f" (process {process})")
@@ -304,11 +292,9 @@ class MpiCommunicator:
 
     @property
     def timeout(self) -> float:
-        """Seconds after which a process counts as lost."""
         return config.RANK_TIMEOUT.get() if self._monitor is None else self._monitor.timeout
 
     def set_timeout(self, seconds: float) -> None:
-        """Set the seconds without heartbeat or progress after which a process counts as lost."""
         checked = checked_timeout(seconds)
         if self._monitor is not None:
             self._monitor.timeout = checked
@@ -324,12 +310,10 @@ class MpiCommunicator:
             self._monitor.doing(call, self.steps)
 
     def depart(self, number: int) -> None:
-        """See `HeartbeatMonitor.depart`."""
         if self._monitor is not None:
             self._monitor.depart(number)
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `HeartbeatMonitor.departures`."""
         return None if self._monitor is None else self._monitor.departures()
 
     def made_progress(self) -> None:
@@ -356,7 +340,6 @@ class MpiCommunicator:
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
     def _complete_collective(self, request: Any, *used: Any) -> None:
-        """Wait for a request of a collective, and report progress."""
         self._complete(request, *used)
         self.made_progress()
 
@@ -376,7 +359,6 @@ class MpiCommunicator:
                     time.sleep(_PAUSE)
                     self.engine.poll()
         except BaseException:
-            # MPI may still write to these objects.
             self._abandoned += [request, *used]
             raise
 
@@ -384,11 +366,9 @@ class MpiCommunicator:
 
     @property
     def disagreement(self) -> str | None:
-        """Why the ranks cannot continue together."""
         return self.engine.disagreement
 
     def reach_barrier(self, seconds: float) -> bool:
-        """Return whether all workers call `reach_barrier` within this time."""
         end = time.monotonic() + seconds
         if not self.engine.stop_driving(seconds):
             return False
@@ -420,7 +400,6 @@ class MpiCommunicator:
                 mpi.Finalize()
 
     def abort(self, code: int) -> None:
-        """End every process of the job."""
         for callback in self._abort_callbacks:
             callback(code)
         # MPI_Abort calls exit(), and so may a concurrent call of MPI. Two concurrent calls of exit() crash.

@@ -78,7 +78,6 @@ def check_tasks(processes: int) -> None:
 
 
 def launched_processes() -> int:
-    """Return how many processes a launcher has started; 1 without a launcher."""
     return max(_first_number(_SIZES) or 1, 1)
 
 
@@ -142,17 +141,14 @@ def _deadline_message(rank: int | None, size: int | None, seconds: float, done: 
 
 
 def _first_number(variables: Sequence[str]) -> int | None:
-    """Return the number in the first of these variables that has one, or None."""
     texts = (os.environ.get(name, "") for name in variables)
     return next((int(text) for text in texts if text.isdecimal()), None)
 
 
 def _torch_processes() -> int:
-    """Return how many processes a PyTorch launcher has started, or 0."""
     processes = _first_number((_TORCH_SIZE,)) if _first_number((_TORCH_RANK,)) is not None else None
     return processes or 0
 
 
 def _torchrun_processes() -> int:
-    """Return how many processes torchrun has started, or 0."""
     return _torch_processes() if _TORCHRUN in os.environ else 0

@@ -30,7 +30,6 @@ from graphkit.named_tuples import NamedTuple
 # another rank reports that this one was lost and the job continues.
 BEGUN, STARTED, ENDED, FAILED, EXCLUDED = "begun", "started", "ended", "failed", "excluded"
 
-# Signals with which launchers end the other ranks.
 _BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)
 
 # The request PIDFD_GET_INFO of a pidfd, its answer (a mask and the exit status), and the bit PIDFD_INFO_EXIT of the
@@ -44,8 +43,6 @@ _PART = 1 << 16
 
 
 class RankProcess(NamedTuple):
-    """The process of a rank: its ID and host."""
-
     rank: int
     process: int
     host: str
@@ -55,14 +52,11 @@ class RankProcess(NamedTuple):
 
 
 class StatusPipe:
-    """The command's end of the pipe; a context in which the pipe exists."""
-
     def __init__(self, ranks: int):
         self._ranks = ranks
         self._begun: dict[int, RankProcess] = {}
         self._started: set[int] = set()
         self._reports: dict[int, str] = {}
-        # Ranks whose processes have ended, in this order.
         self._exited: list[int] = []
         # Whether a failure was reported while no rank was lost: it explains later losses, because the launcher ends the
         # other ranks.
@@ -82,7 +76,6 @@ class StatusPipe:
             ) from None
         # Open it for writing too: without a writer, reads would return at once.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
-        # The rank of each watched process, by its pidfd; None for the launcher.
         self._rank_by_pidfd: dict[int, int | None] = {}
         self._events = select.epoll() if hasattr(select, "epoll") and hasattr(os, "pidfd_open") else None
         if self._events is not None:
@@ -108,7 +101,6 @@ class StatusPipe:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     job.wait(pause)
             else:
-                # Events come in order of time.
                 for descriptor, _ in self._events.poll(pause):
                     self._handle_event(descriptor)
         self._read()
@@ -141,7 +133,6 @@ class StatusPipe:
         return sorted(lost, key=by_launchers.__contains__)
 
     def not_ended(self) -> list[str]:
-        """Return the ranks without a report ENDED, FAILED or EXCLUDED."""
         return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._reports]
 
     def _follow(self, process: int, rank: int | None) -> None:
@@ -202,14 +193,14 @@ def _ended_by(descriptor: int) -> int | None:
     return os.WTERMSIG(status) if mask & _INFO_EXIT and os.WIFSIGNALED(status) else None
 
 
-# The pipe of this process, if it is a rank of such a job.
 _pipe: int | None = None
 
 
 def join() -> None:
     """Open the pipe. From now on, this process ends if the command that started its job ends.
 
-    Does nothing without such a command. Raises RuntimeFailure if it has already ended, or the pipe does not exist.
+    Does nothing without such a command. Raises RuntimeFailure if the command has already ended, or the pipe does not
+    exist.
     """
     global _pipe
     path = config.JOB_PIPE.get()
@@ -230,10 +221,6 @@ def join() -> None:
 
 
 def report(word: str, rank: int) -> None:
-    """Report to the command that started the job, if any.
-
-    EXCLUDED is about another process.
-    """
     if _pipe is not None:
         # The pipe is full, or `_end_with_command` ends this process.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
@@ -256,8 +243,8 @@ def _end_with_command(pipe: int, path: str) -> NoReturn:
 
 
 def _remove(path: str) -> None:
-    """Remove the pipe and its folder, which the command cannot do any more."""
-    with contextlib.suppress(OSError):  # another rank may have removed it
+    """Remove the pipe and its folder: the command, which has ended, cannot."""
+    with contextlib.suppress(OSError):
         os.unlink(path)
     with contextlib.suppress(OSError):
         os.rmdir(Path(path).parent)

@@ -15,10 +15,9 @@ import threading
 
 from graphkit.errors import UsageError
 
-# Variables of Hydra: rank, number of processes, and the descriptor for messages to Hydra.
 _RANK, _SIZE, _FILE = "PMI_RANK", "PMI_SIZE", "PMI_FD"
 
-# A server's child writes to it when the other processes can continue without it.
+# The child of a server writes to this pipe when the other processes can continue without the child.
 _confirmation: int | None = None
 
 
@@ -77,7 +76,7 @@ def _fork_child() -> int:
         return writes
     os.close(writes)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the child handles them
+        signal.signal(number, signal.SIG_IGN)
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))

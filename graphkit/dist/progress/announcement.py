@@ -1,6 +1,6 @@
 """The message of a rank in each progress step: its number of begun steps, and its pending operations.
 
-Small arrays to be summed are sent with it.
+Small arrays to be summed are sent with this message.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ import numpy as np
 
 from graphkit.named_tuples import NamedTuple
 
-# Name of the last operation of a rank.
 ENDED = "ended"
 
-# The fields of Announcement.
 _FORMAT = struct.Struct("<qqQqB95s")
-# The bytes of `digest` and `pending`.
 PENDING = slice(16, 32)
 TEXT = 95
 # The bytes after the name, for small arrays that are summed.
@@ -35,7 +32,6 @@ class Announcement(NamedTuple):
     Attributes:
         number: Serial number of the operation in `text`, in the order of posting.
         digest: One digest of all heads. The head of a name is its first pending operation.
-        waits: Which threads wait (see `Waits`).
         text: The operation that the rank waits for, or else a pending operation.
     """
 
@@ -62,13 +58,11 @@ class Announcement(NamedTuple):
 
 
 def alike(mine: bytes, rows: Sequence[bytes]) -> bool:
-    """Whether the messages of all ranks announce the same pending operations."""
     pending = mine[PENDING]
     return all(row[PENDING] == pending for row in rows)
 
 
 def disagreement(found: Sequence[Announcement]) -> str:
-    """Return an error text: what each rank waits for or has pending. found: by rank."""
     groups: dict[str, list[int]] = {}
     for rank, announced in enumerate(found):
         groups.setdefault(str(announced), []).append(rank)
@@ -82,15 +76,13 @@ def disagreement(found: Sequence[Announcement]) -> str:
 
 
 class Digests:
-    """Computes digests of calls, and caches them."""
-
     def __init__(self) -> None:
         self._digests: dict[Any, tuple[int, int, bytes]] = {}
 
     def of(self, call: str, arrays: Sequence[np.ndarray], operation: str = "") -> tuple[int, int, bytes]:
         """Return two digests and a text for a call.
 
-        The first digest is of the name, the second also of the operation and the array types. The text is for messages.
+        The first digest is of the name, the second also of the operation and the array types.
         """
         key = (call, operation, *((a.dtype, a.shape) for a in arrays))
         found = self._digests.get(key)
@@ -112,7 +104,6 @@ def digest_of_all(calls: Sequence[tuple[int, int]]) -> int:
 
 
 def digest_of(text: str) -> int:
-    """Return a digest of 64 bits that is not 0."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
 

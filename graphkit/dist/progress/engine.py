@@ -43,19 +43,16 @@ from graphkit.named_tuples import NamedTuple
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]
 OVERLAPS: tuple[Overlap, ...] = ("funnelled", "chained", "concurrent")
 
-# Number of progress steps without a common operation after which the ranks stop: if all threads that have posted
-# operations wait (_STUCK), or only some (_STUCK_THREADS). _PAUSE: seconds between two such steps.
+# Number of progress steps without a common operation after which the ranks stop. _STUCK: all threads that have posted
+# operations wait. _STUCK_THREADS: only some of them wait. _PAUSE: seconds between two such steps.
 _STUCK, _STUCK_THREADS, _PAUSE = 500, 20_000, 1e-3
 _CHECK = 0.05
 
 
-# The result of an operation, or its error.
 _Outcome: TypeAlias = tuple[Any, Exception | None]
 
 
 class _Running(NamedTuple):
-    """A sum that runs in the background."""
-
     request: Any
     total: np.ndarray
     pending: Pending
@@ -102,7 +99,6 @@ class ProgressEngine:
         priority come first.
 
         Args:
-            action: The function to run. With one rank, it runs at once.
             later: Whether no thread will wait for the result soon. A thread of the engine then runs the operation,
                 unless `overlap` is "funnelled".
             operation: Name of the algorithm, such as "compressed", which ranks compare.
@@ -260,7 +256,6 @@ class ProgressEngine:
             raise _Lost(self._failure)
 
     def _serve(self) -> None:
-        """Drive progress steps while no thread waits."""
         reduce_wakeup_latency()
         while True:
             with self._queue.lock:
@@ -314,7 +309,7 @@ class ProgressEngine:
             self._thread.join()
 
     def stop_driving(self, seconds: float) -> bool:
-        """Prevent progress steps from now on. Return whether the running one has ended within this time."""
+        """Prevent further progress steps after the running one. Return whether that succeeded within this time."""
         with self._queue.lock:
             end = time.monotonic() + seconds
             while self._driver:
@@ -350,10 +345,7 @@ class ProgressEngine:
         """Run the operations that all ranks have announced.
 
         Args:
-            heads: The operations that this rank announced.
             small: The arrays in its announcement, by name.
-            mine: Its announcement.
-            rows: The announcements of all ranks.
             calls: `OperationQueue.calls` when `heads` was taken.
         """
         same = alike(mine, rows)
@@ -366,7 +358,6 @@ class ProgressEngine:
 
     @property
     def disagreement(self) -> str | None:
-        """Why the ranks cannot continue together, or None."""
         return self._negotiation.disagreement
 
     @property
@@ -375,10 +366,7 @@ class ProgressEngine:
         return bool(self._queue.waiting)
 
     def poll(self) -> None:
-        """Finish complete sums, and check for lost ranks. Called regularly during a wait.
-
-        Raises RuntimeFailure if a rank is lost.
-        """
+        """Finish complete sums, and check for lost ranks. Called regularly during a wait."""
         self._finish_running()
         if self._queue.waiting and (now := time.monotonic()) - self._checked > _CHECK:
             self._checked = now
@@ -452,7 +440,6 @@ class ProgressEngine:
         return [_delivered(s, total[end - s.array.size : end].copy()) for s, end in zip(sums, ends, strict=True)]
 
     def _total(self, summed: Sum, known: np.ndarray | None) -> np.ndarray:
-        """Return the sum. known: the sum, if it is known."""
         if known is not None:
             return known
         # Add in the order of the ranks, as `payload_sums` does: the bits do not depend on how arrays are sent.
@@ -473,14 +460,13 @@ class ProgressEngine:
             running = self._running[0]
             outcome = _delivered(running.summed, running.total)
             with self._queue.lock:
-                if self._running:  # the engine has not stopped meanwhile
+                if self._running:
                     self._running.popleft()
                     self._queue.finish(running.pending, *outcome)
                 self._queue.notify()
 
 
 def _delivered(summed: Sum, total: np.ndarray) -> _Outcome:
-    """Return the result of a sum, or the error of its `then`."""
     try:
         return summed.deliver(total), None
     except Exception as error:  # noqa: BLE001 - the caller that waits gets it

@@ -16,8 +16,6 @@ from graphkit.errors import RuntimeFailure
 
 
 class Links(Protocol):
-    """The connection to the other ranks, as communicators implement it."""
-
     rank: int
     size: int
     steps: int
@@ -32,29 +30,14 @@ class Links(Protocol):
         """Start a sum. Return a request with a method `Test`, and the array for the sum, which may be `out`."""
         ...
 
-    def doing(self, call: bytes) -> None:
-        """Report progress: this rank has reached this call."""
-        ...
+    def doing(self, call: bytes) -> None: ...
 
-    def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
-        """See `Communicator.waiting`."""
-        ...
+    def waiting(self, for_progress: bool) -> AbstractContextManager[None]: ...
 
-    def lost(self) -> str | None:
-        """Return why another rank is considered lost, or None."""
-        ...
+    def lost(self) -> str | None: ...
 
 
 class Negotiation:
-    """Exchanges announcements with the other ranks.
-
-    Args:
-        fail: Stops the progress engine with a reason.
-
-    Attributes:
-        disagreement: Why the ranks cannot continue together, or None.
-    """
-
     def __init__(self, links: Links, queue: OperationQueue, fail: Callable[[str], None]):
         self.disagreement: str | None = None
         self._links, self._queue, self._fail = links, queue, fail
@@ -102,7 +85,7 @@ class Negotiation:
                 differing = next(pending for pending in heads if pending.name_digest == name)
                 self.disagree(self.exchange(self.own_announcement(heads, differing), differing))
         found = [pending for pending in heads if pending.name_digest in names]
-        for pending in found:  # ranks may give different priorities
+        for pending in found:
             pending.priority = max(announcement.signed(lines[pending.name_digest][1]) for lines in by_rank)
         found.sort(key=order)
         return found

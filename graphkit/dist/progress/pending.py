@@ -32,7 +32,6 @@ class Sum:
     alone: bool = False
 
     def deliver(self, total: np.ndarray) -> Any:
-        """Return the result of the operation, given the sum."""
         array = self.array
         if total.dtype != array.dtype or total.shape != array.shape:
             total = total.astype(array.dtype, copy=False).reshape(array.shape)
@@ -98,7 +97,6 @@ class Pending:
 
 
 def complete_locally(call: str, action: Action | None) -> Pending:
-    """Run an operation at once, in a job with one rank."""
     pending = Pending(call, None, 0)
     if isinstance(action, Sum):
         pending.finish(action.deliver(action.array.copy() if action.out is None else action.array))
@@ -148,7 +146,6 @@ def fits_announcement(summed: Sum) -> bool:
 
 
 def payload(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
-    """Return the arrays that are sent with the announcement, by name."""
     found, left = {}, _PAYLOAD_BYTES
     for pending in heads:
         action = pending.action

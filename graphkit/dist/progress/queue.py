@@ -11,8 +11,6 @@ from graphkit.dist.progress.pending import Pending
 
 
 class Waits(IntEnum):
-    """How many of the threads that have posted operations wait."""
-
     NONE = 0
     SOME = 1
     ALL = 2
@@ -36,13 +34,11 @@ class OperationQueue:
         self.waiting: list[tuple[int, Pending]] = []
         self._condition = threading.Condition(self.lock)
         self._sleeping = 0
-        # Threads that have posted operations.
         self._threads: set[int] = set()
         # Operations whose error no caller has received.
         self._failed: list[Pending] = []
 
     def wait(self, seconds: float | None = None) -> None:
-        """Sleep until a notification, and release the lock meanwhile."""
         self._sleeping += 1
         try:
             self._condition.wait(seconds)
@@ -50,22 +46,18 @@ class OperationQueue:
             self._sleeping -= 1
 
     def notify(self) -> None:
-        """Wake all threads that sleep in `wait`."""
         if self._sleeping:
             self._condition.notify_all()
 
     def number(self, operation: Pending) -> None:
-        """Give the next number to an operation that this thread posts."""
         self._threads.add(threading.get_ident())
         self.calls += 1
         operation.number = self.calls
 
     def append(self, operation: Pending) -> None:
-        """Add an operation after others of its name."""
         self.pending.setdefault(operation.call, deque()).append(operation)
 
     def prepend(self, operation: Pending) -> None:
-        """Add an operation before others of its name."""
         self.pending.setdefault(operation.call, deque()).appendleft(operation)
 
     def take(self, operations: Iterable[Pending]) -> None:
@@ -77,7 +69,6 @@ class OperationQueue:
                 del self.pending[operation.call]
 
     def heads(self) -> list[Pending]:
-        """Return the first operation of each name."""
         return [same_name[0] for same_name in self.pending.values()]
 
     def all(self) -> list[Pending]:
@@ -90,7 +81,6 @@ class OperationQueue:
             self._failed = [*self.unreported(), operation]
 
     def unreported(self) -> list[Pending]:
-        """Return the failed operations whose error no caller has received."""
         return [operation for operation in self._failed if not operation.reported]
 
     def who_waits(self) -> Waits:

@@ -18,13 +18,10 @@ from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import UsageError
 from graphkit.named_tuples import NamedTuple
 
-# Fields and arrays of a message.
 Message: TypeAlias = tuple[Mapping[str, Any], Sequence[np.ndarray]]
 
 
 class KeySpec(NamedTuple):
-    """A key: its number in messages, its type, and its parts on the servers."""
-
     number: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -53,7 +50,6 @@ class ServerClient:
         self.lock = threading.RLock()
         self._connection = connection
         self._sharding = Sharding(connection.servers)
-        # The numbers of keys that each server knows from earlier messages.
         self._introduced: list[set[int]] = [set() for _ in range(connection.servers)]
 
     @property
@@ -65,7 +61,6 @@ class ServerClient:
         return self._connection.sent_bytes
 
     def declare(self, key: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Give a key a number, and divide it among the servers."""
         parts = self._sharding.parts(key, math.prod(shape), shape[0] if shape else 1)
         self.specs[key] = KeySpec(len(self.specs), dtype, shape, tuple(parts))
 
@@ -77,7 +72,6 @@ class ServerClient:
         return self.specs[key]
 
     def parts_by_server(self, keys: Sequence[Key]) -> dict[int, list[tuple[Key, Part]]]:
-        """Return the parts of these keys by server."""
         found: dict[int, list[tuple[Key, Part]]] = {}
         for key in keys:
             for part in self.spec(key).parts:
@@ -85,7 +79,6 @@ class ServerClient:
         return found
 
     def numbers(self, parts: Sequence[tuple[Key, Part]]) -> list[int]:
-        """Return the number of each part's key."""
         return [self.spec(key).number for key, _ in parts]
 
     def send(self, server: int, keys: Sequence[Key], fields: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:

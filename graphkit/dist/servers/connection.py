@@ -25,15 +25,11 @@ _CHECK, _PROGRESS = 0.05, 1e-3
 
 
 class ServerConnection(Protocol):
-    """A worker's connection to the servers."""
-
     servers: int
 
     @property
     def sent_bytes(self) -> int: ...
-    def send(self, server: int, message: np.ndarray) -> None:
-        """Send a message after earlier ones, without waiting for its answer."""
-        ...
+    def send(self, server: int, message: np.ndarray) -> None: ...
 
     def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
         """Return the next answer of each server.
@@ -67,10 +63,7 @@ class PollingMailbox:
         self._checked = self._last_message = time.monotonic()
 
     def receive(self) -> list[tuple[int, np.ndarray]]:
-        """Return messages that have arrived. If there are none, wait briefly.
-
-        Raises RuntimeFailure if a rank is lost.
-        """
+        """Return messages that have arrived. If there are none, wait briefly."""
         with self._communicator.driving():
             arrived = self._mail.receive()
         now = time.monotonic()
@@ -117,7 +110,6 @@ class MpiConnection(PollingMailbox):
             self._unsent.set()
 
     def _send_rest(self) -> None:
-        """Let large messages progress while this process computes."""
         while True:
             self._unsent.wait()
             with self._communicator.driving():

@@ -1,6 +1,6 @@
 """A store whose values are on servers. Each worker pushes and pulls on its own.
 
-With `dist_async`, a pull returns the present values of the servers. With `dist_bounded`, it waits until the slowest
+With `dist_async`, a pull returns the present values of the servers. With `dist_bounded`, a pull waits until the slowest
 worker is at most `bound` steps behind. With `elastic`, each worker trains its own parameters by elastic averaging with
 a centre variable on the servers.
 """
@@ -34,14 +34,11 @@ from graphkit.text import human, quantity
 # Bytes that a worker pushes before it waits for an answer.
 WINDOW = 64 << 20
 
-# The best values of the paper.
 ELASTIC_PERIOD, ELASTIC_STRENGTH = 10, 0.9
 
 
 class RemoteStore(KVStore):
-    """The store of a worker, with the keys, values and calls of KVStore.
-
-    A server applies each push alone, without summing over workers. `pull` returns values after this worker's earlier
+    """A server applies each push alone, without summing over workers. `pull` returns values after this worker's earlier
     pushes.
 
     Args:
@@ -73,7 +70,6 @@ class RemoteStore(KVStore):
         self.staleness = 0
         self._client = ServerClient(connection)
         self._bound = bound
-        # Version and value of each part that was pulled last, by key and server.
         self._pulled: dict[tuple[Key, int], tuple[int, np.ndarray]] = {}
 
     @property
@@ -100,7 +96,6 @@ class RemoteStore(KVStore):
         self._place("init", dict(pairs))
 
     def put(self, values: Mapping[Any, np.ndarray]) -> None:
-        """Collective: replace stored values by those of rank 0."""
         self._place("put", values)
 
     def _place(self, call: str, values: Mapping[Any, np.ndarray]) -> None:
@@ -137,7 +132,6 @@ class RemoteStore(KVStore):
             self._client.ask_all("wait")
 
     def _encoded(self, key: Key, part: Part, given: np.ndarray | RowSparse) -> tuple[int, list[np.ndarray]]:
-        """Return the form in which a pushed value is sent to a part, and its arrays."""
         if isinstance(given, RowSparse):
             return ROWS, cut_rows(given, part)
         spec = self._client.spec(key)
@@ -145,7 +139,7 @@ class RemoteStore(KVStore):
         compressed = self.transport.compressed
         if compressed is not None and array.dtype == np.float32:
             residual = compressed.residuals.of(key, spec.size)
-            if len(spec.parts) > 1:  # parts are ranges of rows
+            if len(spec.parts) > 1:
                 residual = residual.reshape(spec.shape)[part.begin : part.end].reshape(-1)
             return PACKED, [compressed.compression.pack(np.ascontiguousarray(array).reshape(-1), residual)]
         return (PLAIN, [array]) if array.any() else (ZERO, [])
@@ -170,7 +164,6 @@ class RemoteStore(KVStore):
         return outs.result(found)
 
     def _take(self, server: int, parts: Sequence[tuple[Key, Part]], fields: Any, arrays: Sequence[np.ndarray]) -> None:
-        """Keep the parts that a server has sent, with their versions."""
         self.staleness = max(self.staleness, self._behind(fields))
         changed = iter(arrays)
         for (k, _), version in zip(parts, fields["versions"], strict=True):
@@ -203,7 +196,7 @@ class RemoteStore(KVStore):
         self, call: str, keys: Sequence[Key], messages: Mapping[int, Message]
     ) -> dict[int, tuple[Any, list[np.ndarray]]]:
         """Ask servers, which answer once the slowest worker is within the bound."""
-        clock: dict[str, Any] = {"clock": max(0, self.transport.steps - 1)}  # the current step is not finished
+        clock: dict[str, Any] = {"clock": max(0, self.transport.steps - 1)}
         with self._client.lock:
             if self._bound is not None:
                 # Servers without a request need the clock, too: they would otherwise delay faster workers.
@@ -214,7 +207,6 @@ class RemoteStore(KVStore):
             return self._client.ask(call, keys, timed)
 
     def _behind(self, fields: Any) -> int:
-        """Return by how many steps the slowest worker was behind, according to an answer."""
         return -(-int(fields["behind"]) // self.steps_per_push)
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
@@ -259,7 +251,6 @@ class RemoteStore(KVStore):
         super().barrier()
 
     def leave(self) -> None:
-        """Tell the servers that no other worker must wait for this one."""
         self._client.ask_all("leave", {"clock": None})
 
     # --- functions that run on servers ------------------------------------------------------------
@@ -291,7 +282,8 @@ class RemoteStore(KVStore):
     def call_servers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return `function(values, *arguments)` of each server; one worker's call is enough.
 
-        `values` are the server's parts by key, which the function may change. Servers import it by module and name.
+        `values` are the server's parts by key, which the function may change. Servers import the function by module and
+        name.
         """
         checked = callable_of("call_servers takes a function f(values, ...)", function)
         answers = self._client.ask_all("function", arrays=[_pickled((checked, arguments))])
@@ -315,13 +307,12 @@ class RemoteStore(KVStore):
         messages: dict[int, Message] = {s: ({"parts": self._client.numbers(p)}, ()) for s, p in by_server.items()}
         answers = self._client.ask("averages", keys, messages)
         found: dict[Key, list[np.ndarray]] = {k: [] for k in keys}
-        for server, parts in sorted(by_server.items()):  # parts are in the order of servers
+        for server, parts in sorted(by_server.items()):
             for (k, _), array in zip(parts, answers[server][1], strict=True):
                 found[k].append(array)
         return [np.concatenate(arrays) if len(arrays) > 1 else arrays[0].copy() for arrays in found.values()]
 
     def optimizer_states(self) -> dict[str, np.ndarray]:
-        """Return the states of all servers, joined, as `save_optimizer_states` writes them."""
         parts: dict[str, list[np.ndarray]] = {}
         for names, arrays in self._client.ask_all("states"):
             for name, array in zip(names, arrays, strict=True):
@@ -374,7 +365,6 @@ def _check_storable(key: Key, dtype: np.dtype[Any]) -> None:
 
 
 def _state_name(key: Key) -> str:
-    """Return the beginning of the names of a key's states."""
     return f"{'i' if isinstance(key, int) else 's'}:{key}"
 
 

@@ -1,12 +1,13 @@
 """Replication of parameters: each part is on two servers, and survives the loss of one.
 
-Here, a part is everything that one server would store without replication, not a `sharding.Part`. Its leader and one
-follower apply the same messages in the same order: chain replication with chains of two (van Renesse and Schneider,
-OSDI 2004). The leader answers after the follower has applied everything on which the answer depends. A worker keeps its
-messages until then. After a loss, it sends them to the follower, which skips those that it has applied.
+Here, a part is everything that one server would store without replication, not a `sharding.Part`. The leader of a part
+and one follower apply the same messages in the same order: chain replication with chains of two (van Renesse and
+Schneider, OSDI 2004). The leader answers after the follower has applied everything on which the answer depends. A
+worker keeps its messages until then. After a loss, it sends them to the follower, which skips messages that it has
+applied.
 
-Servers form a ring. The leader of part p is server p, or the next server that is not lost. The follower is the next one
-after the leader. So the roles depend only on which servers are lost.
+Servers form a ring. The leader of part p is server p, or the next server that is not lost, and the follower is the next
+one after the leader. So the roles depend only on which servers are lost.
 """
 
 from __future__ import annotations
@@ -39,16 +40,12 @@ def leader_and_follower(part: int, servers: int, lost: set[int]) -> tuple[int | 
 
 
 class Answer(NamedTuple):
-    """The answer to message `number` of a worker."""
-
     worker: int
     number: int
     data: np.ndarray
 
 
 class _LastRequest(NamedTuple):
-    """The last request of a worker. keeps: whether its answer cannot be computed again."""
-
     number: int
     keeps: bool
 
@@ -83,7 +80,8 @@ class Replica:
         kept = self._kept.get(worker)
         if kept is not None and kept.number == number:
             return True, [kept]
-        # A repeated request changed nothing, or still waits for other workers. Drop a waiting one, and run it again.
+        # A repeated request has changed nothing, or still waits for other workers. Drop a waiting request, and run it
+        # again.
         self.server.forget(worker)
         return True, self._take(worker, fields, arrays)
 
@@ -153,9 +151,7 @@ class ReplicatedServer:
     """A server that leads one part and follows another one, or after losses several.
 
     Args:
-        me: Its number among the servers.
         workers: Number of workers; the ranks of servers come after theirs.
-        send: Sends frames to ranks, in order.
         warn: Prints a problem that does not end the job.
     """
 
@@ -166,8 +162,8 @@ class ReplicatedServer:
         self._roles: dict[int, _Role] = {}
         # Messages to parts that this server does not lead yet: their senders noticed a loss earlier.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # The last message of each worker and part that cannot be lost: the follower has applied it, or there is none.
-        # `flush` sends these numbers.
+        # The number of the last message of each worker and part that cannot be lost, because the follower has applied
+        # it or the part has no follower. `flush` sends these numbers.
         self._safe: dict[tuple[int, int], int] = {}
         # The rank of the leader of each part in which this follower has advanced, for `flush`.
         self._advanced: dict[int, int] = {}
@@ -177,7 +173,6 @@ class ReplicatedServer:
                 self._roles[part] = _Role(Replica(workers), me == leader, follower if me == leader else None)
 
     def replica(self, part: int) -> Replica | None:
-        """Return the replica of a part on this server, or None."""
         role = self._roles.get(part)
         return None if role is None else role.replica
 
@@ -311,10 +306,7 @@ class Outbox:
         return True
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server, after all frames of that server.
-
-        Raises RuntimeFailure if no server is left.
-        """
+        """Handle the loss of a server, after all frames of that server."""
         led = [part for part in range(self._servers) if self._leader(part) == self._workers + server]
         self.lost.add(server)
         for part in led:

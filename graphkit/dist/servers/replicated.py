@@ -28,7 +28,6 @@ _FAILURE_WAIT = 1.0
 
 
 def _connected(communicator: MpiCommunicator) -> Mesh:
-    """Collective: return the connections of this process."""
     workers = communicator.processes - communicator.servers
     servers = range(workers, communicator.processes)
     seconds = max(communicator.timeout, LEAST_TIMEOUT)
@@ -71,7 +70,6 @@ class ReplicatedConnection:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of messages kept to be sent again after a loss."""
         return self._outbox.kept_bytes
 
     def send(self, server: int, message: np.ndarray) -> None:
@@ -123,7 +121,6 @@ class ReplicatedConnection:
             self._arrived[frame.part].append(frame.data)
 
     def _handle_loss(self, rank: int) -> None:
-        """Handle the loss of a server, reported by its connection or by another process."""
         server = rank - self._workers
         if server in self._outbox.lost:
             return
@@ -231,7 +228,6 @@ def _disconnect(mesh: Mesh, rank: int) -> list[Frame]:
 
 
 def _loss_text(communicator: MpiCommunicator, rank: int, servers: int, lost: set[int]) -> str:
-    """Return the message about a loss. lost: servers that were lost before."""
     workers = communicator.processes - communicator.servers
     server = rank - workers
     now = lost | {server}
@@ -269,7 +265,7 @@ def _exit_if_failed(mesh: Mesh, communicator: MpiCommunicator) -> None:
 def _exit(communicator: MpiCommunicator, code: int) -> None:
     """Exit at once, because another rank has ended the job and reported why."""
     communicator.end_silent()
-    with contextlib.suppress(OSError, ValueError):  # the reader may have ended before
+    with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -40,14 +40,11 @@ class StoredPart:
 
 
 class _Request(NamedTuple):
-    """A message of a worker."""
-
     worker: int
     fields: Mapping[str, Any]
     arrays: list[np.ndarray]
 
 
-# Receiver and message of each answer.
 Answers: TypeAlias = Iterator[tuple[int, np.ndarray]]
 
 
@@ -64,7 +61,6 @@ class Server:
         # Number of finished steps of each worker; infinity for one that has left.
         self._clocks = [0.0] * workers
         self._parts: dict[Key, StoredPart] = {}
-        # The key of each number in messages, by worker.
         self._keys: list[dict[int, Key]] = [{} for _ in range(workers)]
         self._updater: Callable[[Key, Any, np.ndarray], Any] | None = None
         self._updater_given: np.ndarray | None = None
@@ -128,7 +124,7 @@ class Server:
     def _answer(self, request: _Request) -> np.ndarray | None:
         """Run a request and return the answer; None if its worker does not wait for one.
 
-        An error for which no worker waits is the answer to the worker's next request.
+        If a worker does not wait for an answer, an error becomes the answer to its next request.
         """
         worker, call, asks = request.worker, request.fields["call"], request.fields["asks"]
         try:
@@ -212,7 +208,6 @@ class Server:
         return pack({"versions": versions, "behind": self._behind(request.fields)}, values)
 
     def _pull_rows(self, request: _Request) -> np.ndarray:
-        """Return some rows of parts, by sorted indices."""
         parts = [self._stored(request.worker, number) for number in request.fields["parts"]]
         wanted = zip(parts, request.arrays, strict=True)
         values = [rows_of(f"key {part.key!r}", part.value, indices).values for part, indices in wanted]
@@ -226,7 +221,6 @@ class Server:
         return pack({}, [updater.average(part.key, part.value) for part in parts])
 
     def _behind(self, fields: Mapping[str, Any]) -> int:
-        """Return by how many steps the slowest worker is behind the one that asks."""
         behind = 0
         if "clock" in fields and math.isfinite(slowest := min(self._clocks)):
             behind = max(0, int(fields["clock"] - slowest))
@@ -255,7 +249,6 @@ class Server:
         self._compression_given = request.fields["options"]
 
     def _call(self, request: _Request) -> np.ndarray:
-        """Call a function of the user with the parts by key, and return its result."""
         function, arguments = _unpickled(request.arrays[0], "the function")
         found = function({part.key: part.value for part in self._parts.values()}, *arguments)
         for part in self._parts.values():

@@ -17,7 +17,6 @@ from graphkit.named_tuples import NamedTuple
 # Keys with at least this many elements are divided, as with MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
 LARGE = 1_000_000
 
-# Number of points of each server on the hash circle.
 _PLACES = 64
 
 
@@ -37,7 +36,6 @@ class Sharding:
         self._owners = [server for _, server in circle]
 
     def parts(self, key: int | str, size: int, rows: int | None = None) -> list[Part]:
-        """Return the parts of a key, at least one. size: number of elements; rows: number of rows (default: size)."""
         rows = size if rows is None else rows
         if size < LARGE or self._servers == 1:
             at = bisect.bisect(self._places, digest_of(f"{type(key).__name__} {key}")) % len(self._places)
@@ -53,13 +51,11 @@ def rows_within(indices: np.ndarray, part: Part) -> slice:
 
 
 def cut_rows(rows: RowSparse, part: Part) -> list[np.ndarray]:
-    """Return the rows of a part: indices from its first row, and values. rows: sorted and unique."""
     mine = rows_within(rows.indices, part)
     return [rows.indices[mine] - part.begin, rows.values[mine]]
 
 
 def join_rows(indices: np.ndarray, parts: Sequence[Part], values: Sequence[np.ndarray]) -> RowSparse:
-    """Join the rows of all parts of a key. indices: sorted and unique; parts: in order."""
     found = np.empty((len(indices), *values[0].shape[1:]), values[0].dtype)
     for part, own in zip(parts, values, strict=True):
         found[rows_within(indices, part)] = own

@@ -1,7 +1,7 @@
 """Connections between processes that survive the loss of a process.
 
-MPI never frees the buffers of messages to a dead process, and the sender then blocks. A socket reports at once that the
-other end has died.
+MPI never frees the buffers of messages to a dead process: after some of them, the sender can send nothing more. A
+socket reports at once that the other end has died.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import numpy as np
 from graphkit.errors import RuntimeFailure
 from graphkit.named_tuples import NamedTuple
 
-# Kind, part, worker, number, bytes of the data.
 _HEADER = struct.Struct("<BxHIqQ")
 # Bytes of the secret of the job. A greeting contains the rank and the secret.
 _SECRET = 32
@@ -48,7 +47,7 @@ class FrameKind(IntEnum):
     FORWARD = 4  # a worker's message, from the leader to the follower of a part
     APPLIED = 5  # the number of messages that a follower has applied
     SNAPSHOT = 6  # the state of a part, to its new follower
-    END = 7  # the servers end
+    END = 7
     LOST = 8  # `number` is the rank of a lost server
     FAILED = 9  # the job has failed; `number` is its exit code
     GOODBYE = 10  # the last frame before an orderly end
@@ -102,7 +101,6 @@ class _Connection:
             self.outgoing.clear()
 
     def read(self) -> Iterator[Frame | None]:
-        """Yield complete frames, and None if the connection has ended."""
         taken = 0
         while True:
             if self._received == len(self._buffer):
@@ -124,7 +122,6 @@ class _Connection:
             taken += count
 
     def _complete_frame(self) -> Frame | None:
-        """Return the frame if its data is complete."""
         kind, part, worker, number, size = _HEADER.unpack(self._header)
         if self._in_header:
             self._data = np.empty(size, np.uint8)
@@ -170,7 +167,7 @@ class Mesh:
             connection.flush()
             waits = bool(connection.outgoing)
         if waits:
-            with contextlib.suppress(BlockingIOError):  # if the pipe is full, the receiver wakes anyway
+            with contextlib.suppress(BlockingIOError):
                 os.write(self._wake, b"x")
 
     def receive(self, seconds: float) -> list[tuple[int, Frame | None]]:
@@ -330,7 +327,7 @@ def _new_socket_name() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
 
 
 def _shown(place: object) -> str:
-    return str(place).replace("\0", "@")  # as Linux shows abstract names
+    return str(place).replace("\0", "@")
 
 
 def _ready(sockets: Sequence[socket.socket], event: int, seconds: float) -> list[socket.socket]:
@@ -378,7 +375,6 @@ def _configured(connection: socket.socket) -> socket.socket:
 
 
 def _host_names() -> tuple[str, ...]:
-    """Return names and addresses by which other hosts may reach this one, the most likely first."""
     name = socket.gethostname()
     found = [name]
     with contextlib.suppress(OSError):

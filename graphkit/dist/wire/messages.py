@@ -1,8 +1,8 @@
 """Arrays sent from one rank to another while both compute.
 
-A message is a header with the shapes, with small arrays, or followed by one part for each array, sent without a copy. A
-thread lets messages progress: without it, some MPI libraries deliver a large array only when the sender calls MPI
-again. No thread blocks inside MPI.
+A message is a header with the shapes, followed by one part for each array, sent without a copy. The header contains
+small arrays. A thread lets messages progress: without it, some MPI libraries deliver a large array only when the sender
+calls MPI again. No thread blocks inside MPI.
 """
 
 from __future__ import annotations
@@ -31,13 +31,10 @@ _PART = 1 << 30
 _INLINE = 1024
 # The pause between two checks of messages, and seconds between two checks for lost ranks.
 _PAUSE, _CHECK = 5e-5, 0.05
-# Seconds that the thread may take to end.
 _ENDING = 10.0
 
 
 class Links(Protocol):
-    """The connection that messages use."""
-
     rank: int
     size: int
 
@@ -49,13 +46,9 @@ class Links(Protocol):
         """Start to receive at most this many bytes. Return a request with a method `Test`."""
         ...
 
-    def doing(self, call: bytes) -> None:
-        """Report progress: this rank has reached this call."""
-        ...
+    def doing(self, call: bytes) -> None: ...
 
-    def made_progress(self) -> None:
-        """Report progress of an operation for which this rank waits."""
-        ...
+    def made_progress(self) -> None: ...
 
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]: ...
     def lost(self) -> str | None: ...
@@ -96,7 +89,7 @@ class Arrival:
         return self.arrays
 
     def copy_inline(self) -> bool:
-        """If the arrays were sent with the header, copy them and return True."""
+        """Copy the arrays if they were sent with the header. Return whether they were."""
         if sum(array.nbytes for array in self.arrays) > _INLINE:
             return False
         at = self.header.nbytes
@@ -146,7 +139,6 @@ class Messages:
             self._wake()
 
     def expect(self, source: int, kinds: Sequence[Kind], lane: int = 0, label: int = 0) -> Arrival:
-        """Prepare to receive the next message of a rank."""
         self._check()
         with self._condition:
             arrival = Arrival(source, lane, self._number("from", source, lane), kinds, label)
@@ -286,13 +278,11 @@ class Messages:
         self._check(f"{what} will not arrive: ")
 
     def _check(self, before: str = "") -> None:
-        """Raise RuntimeFailure if this rank or MPI has failed before."""
         if self._failure is not None:
             raise RuntimeFailure(f"{before}{self._failure}") from self._cause
 
 
 def _parts(data: np.ndarray) -> list[np.ndarray]:
-    """Split bytes into parts that MPI can count."""
     count = math.ceil(data.size / _PART)
     return [data[index * _PART : (index + 1) * _PART] for index in range(count)]
 

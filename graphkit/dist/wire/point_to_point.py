@@ -18,8 +18,6 @@ class PersistentAllgather:
 
     Args:
         comm: MPI communicator that nothing else uses.
-        byte: MPI's type of a byte.
-        length: Bytes of a message.
         complete: Waits for a request, given the objects that it uses.
     """
 
@@ -53,13 +51,11 @@ class Mailbox:
     Args:
         comm: MPI communicator that nothing else uses.
         status: Creates an empty MPI.Status.
-        byte: MPI's type of a byte.
     """
 
     def __init__(self, comm: Any, status: Callable[[], Any], byte: Any):
         self._comm, self._status, self._byte = comm, status, byte
         self._outgoing: list[tuple[Any, np.ndarray]] = []
-        # Messages that are arriving, by source, in order.
         self._incoming: dict[int, deque[tuple[Any, np.ndarray]]] = {}
         self.sent_bytes = 0
 

@@ -19,11 +19,10 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.bind import match_shapes
 from graphkit.passes.core.match import is_op
 
-# Bytes of cache for one core, into which the data of a step for one part should fit.
+# Bytes of cache for one core, for the data of a step for one part.
 _CACHED = 8 << 20
 
-# Operators whose target sizes may depend on the batch. The types of their results show whether axis 0 still counts
-# examples.
+# Operators whose target sizes may depend on the batch.
 _SIZED = ("Reshape", "Resize")
 
 
@@ -42,11 +41,9 @@ class Batch:
             for v, kind in zip(examples, kinds, strict=True)
         }
         self._steps = [[v for v in (*node.inputs, *node.outputs) if v in self._kinds] for node in graph.nodes]
-        # The values with examples that pass from step to step.
         self._between = self._kinds.keys() - set(graph.inputs) - set(graph.outputs)
         operands = {v for node in graph.nodes for v in node.operands}
         fixed = {v for v in operands if v.node is None or isinstance(v.node.op, Constant)}
-        # Bytes of the values without examples, such as weights, which every part reads.
         self._fixed_bytes = sum(v.tensor.nbytes for v in fixed - set(self._kinds) if v.tensor.is_static)
 
     def part(self, shapes: Mapping[str, Any]) -> tuple[int, int]:
@@ -113,7 +110,6 @@ def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
 
 
 def _symbol(fed: Collection[Value]) -> str | None:
-    """Return the symbol that is the first dimension of all these values, or None."""
     shapes = [v.type.shape if isinstance(v.type, TensorType) else None for v in fed]
     first = {shape[0] if shape else None for shape in shapes}
     dim = first.pop() if len(first) == 1 else None
@@ -132,7 +128,6 @@ def _has_examples(value: Value, symbol: str) -> bool:
 
 
 def _mentions(value: Value, symbol: str) -> bool:
-    """Whether the shape depends on the batch size, or is unknown."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape is None or any(isinstance(d, DimExpr) and symbol in d.symbols for d in shape)
 

@@ -17,7 +17,6 @@ from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir.graph import Graph, Node
 from graphkit.passes.core.sweep import is_control
 
-# Keys of the branches for a true and a false condition.
 PARTS = ("then", "else")
 
 
@@ -26,8 +25,6 @@ class Branch(SubgraphStep):
 
     Args:
         refused: Why branches could not be specialised, by key. A run that takes such a branch fails.
-        returned: Positions of the used outputs, which the branches return.
-        native: Whether the branches run in a native program.
     """
 
     def __init__(
@@ -73,8 +70,6 @@ class Branch(SubgraphStep):
 
 
 class PreparedBranch(SubgraphKernel):
-    """The kernel of a Branch: the host reads the condition."""
-
     can_be_recorded = repeats = False
     host_reads = True
     launches = 1
@@ -100,7 +95,6 @@ class RecordedBranch(PreparedBranch, Conditional):
 
     def __init__(self, device: Device, branch: Branch, bodies: Mapping[str, ArrayBody]):
         super().__init__(device, branch, bodies)
-        # one launch that sets conditions, and one node for each branch
         self.launches = 3 + sum(body.launches for body in bodies.values())
         self.repeats = any(body.repeats for body in bodies.values())
 
@@ -112,8 +106,8 @@ class RecordedBranch(PreparedBranch, Conditional):
 def branch(site: Site) -> Branch | None:
     """Return the lowering of an If, or None for another node.
 
-    Raises NotNative if a branch cannot be lowered, or returns another type than inferred, and on devices for unknown
-    sizes.
+    Raises NotNative if a branch cannot be lowered, or returns another type than inferred. On devices, also raises it
+    for unknown sizes.
     """
     node, native = site.node, site.settings.native
     if not is_control(node) or node.op.name != "If":

@@ -1,7 +1,7 @@
 """Steps that send values to other processes and receive values from them.
 
-A native program calls Python for each such step. The plan does not count it as interpreted: the message takes longer
-than the call.
+A native program calls Python for each step. The plan does not count these steps as interpreted: a message takes longer
+than a call.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class ChannelStep(AtRunTime):
 
 
 def channel(site: Site) -> ChannelStep | None:
-    """Return the lowering of a Send or Receive, or None for another node."""
     op = site.node.op
     if not isinstance(op, (Send, Receive)):
         return None

@@ -33,20 +33,17 @@ class DeviceSums(Protocol):
     """Collectives of device arrays without copies through host memory. Each process has one device.
 
     All processes launch the same collectives in one order, which they compare before each run. The work is queued on
-    the device's current stream, and recorded if that stream is. `broken`: whether a lost process has aborted the
-    launched collectives.
+    the device's current stream, and recorded if that stream is recorded. `broken`: whether a lost process has aborted
+    the launched collectives.
     """
 
     broken: bool
 
-    def supports(self, dtype: DType) -> bool:
-        """Return whether arrays of this type can be summed."""
-        ...
+    def supports(self, dtype: DType) -> bool: ...
 
     def agree(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> RunAgreement:
-        """Collective: agree on how the next run is executed.
-
-        Raises RuntimeFailure if a process is missing, or collectives differ.
+        """Collective: agree on how the next run is executed. Raises RuntimeFailure if a process is missing, or
+        collectives differ.
 
         Args:
             order: Text that identifies order and types of the collectives.
@@ -57,9 +54,7 @@ class DeviceSums(Protocol):
         """
         ...
 
-    def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None:
-        """Launch the all-reduce of each array, in place."""
-        ...
+    def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None: ...
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
         """Launch a reduce-scatter of the vector that the arrays form, in place. This process gets its own slice."""
@@ -70,17 +65,13 @@ class DeviceSums(Protocol):
         ...
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Return when `done()` is true. If a process is lost, abort the collectives and raise RuntimeFailure.
-
-        After such an error, later calls return at once.
+        """Return when `done()` is true. If a process is lost, abort the collectives and raise RuntimeFailure; later
+        calls return at once.
         """
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Report to the other processes that the run of this process has failed.
-
-        Afterwards, no collective is possible.
-        """
+        """Report that the run of this process has failed. Afterwards, no collective is possible."""
         ...
 
 
@@ -93,15 +84,10 @@ class Collectives(Protocol):
     staged: str
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start the all-reduce `key`, in place. Adjacent arrays are not copied.
-
-        copied: Bytes that the caller has copied for this call, for statistics.
-        """
+        """Start the all-reduce `key`, in place. Adjacent arrays are not copied."""
         ...
 
-    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes, stacked by rank along a new first axis."""
-        ...
+    def gather(self, key: str, array: np.ndarray) -> np.ndarray: ...
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
         """Start to sum rows of equal index over all processes. Reads the arrays only during the call."""
@@ -130,14 +116,9 @@ class Collectives(Protocol):
 
 
 class Channels(Protocol):
-    """Sends single values between processes.
+    """Sender and receiver use the same tags `number` in the same order."""
 
-    Sender and receiver use the same tags `number` in the same order.
-    """
-
-    def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send a copy of an array to the rank `to`. key: its name in error messages."""
-        ...
+    def send(self, to: int, number: int, key: str, array: np.ndarray) -> None: ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:
         """Return the array that the rank `source` sends. ndim: its number of axes.
@@ -148,17 +129,10 @@ class Channels(Protocol):
 
 
 class GroupCall(Protocol):
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Compute, and write the results to `outputs` (None: not used)."""
-        ...
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None: ...
 
     def results(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]: ...
 
 
 class GroupCalls(Protocol):
-    def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> GroupCall:
-        """Return the compiled call of a BackendGroup for the types of its operands.
-
-        constants: The operands that are parameters or constants, by position.
-        """
-        ...
+    def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> GroupCall: ...

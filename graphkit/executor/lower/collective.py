@@ -67,7 +67,6 @@ def _kernel(node: Node, collectives: Collectives) -> Kernel:
 
 
 def _staged(node: Node, collectives: Collectives) -> Lowering:
-    """Return the lowering on a device, through host memory."""
     match node.op:
         case AllReduceStart(key=key) | ReduceScatterStart(key=key):
             return StagedStep(partial(Begins, node=node, run=_kernel(node, collectives), key=key, inplace=True))
@@ -87,7 +86,6 @@ def _staged(node: Node, collectives: Collectives) -> Lowering:
 
 
 def _launched(node: Node, sums: DeviceSums) -> Lowering:
-    """Return the lowering on a device that launches collectives itself."""
     if isinstance(node.op, (AllReduceStart, ReduceScatterStart, AllGatherStart)):
         dtype = node.outputs[0].dtype
         if not sums.supports(dtype):
@@ -111,8 +109,6 @@ def _launched(node: Node, sums: DeviceSums) -> Lowering:
 
 
 class _Start:
-    """Starts an all-reduce or reduce-scatter, after copying operands into the memory of the results."""
-
     def __init__(self, begin: Callable[[str, Sequence[np.ndarray], int], None], key: str, count: int):
         self._begin, self._key = begin, key
         self.inplace = tuple((i, i) for i in range(count))

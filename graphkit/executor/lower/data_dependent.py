@@ -44,7 +44,6 @@ def _input(value: Value | None, location: Location) -> tuple[int, tuple[int, ...
 
 
 def _output(value: Value, location: Location) -> tuple[int, int]:
-    """Return the buffer of a result, or its fixed number of elements."""
     if location == ABSENT:
         return NO_BUFFER, 0
     if has_run_time_size(value):

@@ -21,9 +21,6 @@ class Emitter:
 
     Attributes:
         sources: The parameters and constants that kernels read.
-        calls: The steps of the outermost graph that run in Python.
-        buffers: The buffers of the outermost graph, by value.
-        allocates: Whether the program allocates memory in a run.
 
     Args:
         externals: Number of blocks of external memory for inputs and results of the program.
@@ -76,21 +73,17 @@ class Emitter:
         prefix: str = "",
         copies: bool = False,
     ) -> None:
-        """Write the steps of a graph.
-
-        Inputs and results of run-time size must be in buffers. A result of known size may be in a buffer.
+        """Inputs and results of run-time size must be in buffers. A result of known size may be in a buffer.
 
         Args:
-            base: Offset of its arena.
-            inputs: The locations of its inputs.
             results: The locations of its results: updates, then outputs.
-            prefix: Prefix of the steps' names; empty for the outermost graph.
+            prefix: Prefix of the steps' names; "" for the outermost graph.
             copies: Whether to copy results that no step writes to `results` (see `Result.owned`). Subgraphs always
                 copy.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:
-            self.buffers = locations.buffers  # filled below
+            self.buffers = locations.buffers
         placed = list(enumerate(zip(lowered.placement.results, results, strict=True)))
         for position, (result, location) in placed:
             if result.owned and self.is_buffer(location):
@@ -136,8 +129,6 @@ class Emitter:
 
 
 class _Locations(dict[Value | None, Location]):
-    """The locations of the values of one graph, found at first use."""
-
     def __init__(
         self,
         emitter: Emitter,
@@ -170,7 +161,6 @@ class _Locations(dict[Value | None, Location]):
         return found
 
     def _find(self, root: Value) -> Location:
-        """Return the location of a storage that is neither in the arena nor bound."""
         lowered = self._lowered
         if root in lowered.fixed:
             return self._emitter.fixed(lowered.fixed[root])

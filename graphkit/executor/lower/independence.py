@@ -21,7 +21,7 @@ _ALONG_AN_AXIS = ("ArgMax", "ArgMin", "TopK", "Hardmax", "Softmax", "LogSoftmax"
 def rows_are_independent(graph: Graph, rows: str) -> bool:
     """Return whether each row of the outputs provably depends only on the same row of the inputs.
 
-    If False, rows may still be independent. Takes linear time. Arguments: see `why_rows_mix`.
+    If False, rows may still be independent. Arguments: see `why_rows_mix`.
     """
     return why_rows_mix(graph, rows) is None
 
@@ -30,9 +30,8 @@ def why_rows_mix(graph: Graph, rows: str) -> str | None:
     """Return a clause that names a node or output that may mix rows, or None.
 
     Args:
-        graph: The graph. A data input has the rows if its first dimension is `rows`, which types of other inputs must
-            not contain. Passes must have removed nodes that only training needs.
-        rows: The name of the dimension that counts the rows.
+        graph: A data input has the rows if its first dimension is `rows`, which types of other inputs must not contain.
+            Passes must have removed nodes that only training needs.
     """
     proof = _Proof(graph, rows)
     for node in graph.nodes:
@@ -89,7 +88,7 @@ class _Proof:
     def _axes(self, node: Node) -> list[int] | None:
         """Return the axis of the rows in each used result of a node.
 
-        For nodes with rows along an axis other than 0. None if the node may mix rows, or is unknown.
+        None if the node may mix rows, or is unknown.
         """
         if not self.counts.isdisjoint(node.operands) or any(_shape(value.type) is None for value in node.operands):
             return None
@@ -116,7 +115,6 @@ class _Proof:
         return self._gathered(node, axes) if is_op(node, "Gather") else None
 
     def _along(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Do the same as `_axes` for an operator that computes along an axis other than that of the rows."""
         assert isinstance(node.op, Op)
         first, along = node.operands[0], node.op.attributes().get("axis")
         rank = len(_shape(first.type) or ())
@@ -137,19 +135,17 @@ class _Proof:
         return [(2 if place == 0 else 1) * inner for place, value in enumerate(node.outputs) if value in self._used]
 
     def _aligned(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Do the same as `_axes` for an operator whose operands broadcast."""
         ranks = {value: len(_shape(value.type) or ()) for value in node.operands}
         places = {ranks[value] - axis for value, axis in axes.items()}
         if len(places) != 1:
             return None
-        (place,) = places  # counted from the end
+        (place,) = places
         for value in node.operands:
             if value not in axes and ranks[value] >= place and (_shape(value.type) or ())[-place] != 1:
                 return None
         return [max(ranks.values()) - place] * len([value for value in node.outputs if value in self._used])
 
     def _gathered(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Do the same as `_axes` for a Gather from a table, or along an axis other than that of the rows."""
         assert isinstance(node.op, Op)
         x, indices = node.operands
         rank, places = len(_shape(x.type) or ()), len(_shape(indices.type) or ())
@@ -209,5 +205,4 @@ class _Proof:
 
 
 def _shape(kind: Type) -> tuple[int | DimExpr, ...] | None:
-    """Return the shape of a tensor; None if it is unknown."""
     return kind.shape if isinstance(kind, TensorType) else None

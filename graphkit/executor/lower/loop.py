@@ -39,7 +39,7 @@ _ShapesIfEmpty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Loc
 
 
 class Loop(SubgraphStep):
-    """A Loop or a Scan. native: its iterations run in a native program."""
+    """A Loop or a Scan. native: whether a native program runs the iterations."""
 
     def __init__(self, layout: LoopLayout, *, native: bool):
         self.layout = layout
@@ -99,7 +99,6 @@ class Loop(SubgraphStep):
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
     def _shapes_if_empty(self, inputs: Sequence[Location]) -> _ShapesIfEmpty:
-        """Return how the builder computes the shapes of stacked outputs without iterations."""
         node = self.layout.node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
         outputs = [s.output for s in self.layout.dynamic_stacks]
@@ -107,12 +106,10 @@ class Loop(SubgraphStep):
 
 
 def _iteration_limit_error(node: Node, word: int) -> LimitReached:
-    """Return the error of a loop that reached the limit of iterations. word: the fault word."""
     return limits.too_many_iterations(node.describe())
 
 
 def _has_data_dependent_rows(layout: LoopLayout) -> bool:
-    """Whether stacked slices have data-dependent shapes."""
     return any(has_run_time_size(s.row) for s in layout.stacked)
 
 
@@ -143,11 +140,9 @@ class _NativeMemory:
             self._carry(state, _optional(step.outputs[state.output]))
 
     def own(self, offset: int | None) -> Location | None:
-        """Return a place in the step's block."""
         return None if offset is None else (ARENA, self._base + offset)
 
     def entry(self) -> list[Location]:
-        """Return the locations of the body's inputs."""
         layout, read = self._layout, self._read
         head = [at for at in (self.own(layout.iteration), self.own(layout.flag_before)) if at is not None]
         return layout.entry(head, self._inputs, lambda state: read[state.before], lambda scan: read[scan.row])

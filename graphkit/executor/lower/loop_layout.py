@@ -18,13 +18,11 @@ T = TypeVar("T")
 
 
 class CarriedState(NamedTuple):
-    """A state that changes.
+    """A state that changes, with its inputs and outputs of the body.
 
     Args:
         operand: Position of its first value among the node's operands.
-        before: Input of the body.
         output: Position of its last value among the node's outputs.
-        after: Output of the body.
         buffers: Where iterations write the state: the offsets of two buffers that take turns; or an index of
             `LoopLayout.stacked`, whose slices are the state; or None for a buffer of run-time size outside of the
             block.
@@ -64,7 +62,6 @@ class LoopLayout:
         arena: Offset of the body's arena.
         trips: The largest number of iterations, or -1.
         unchanged: (operand, output) of the other states, which the body reads like captures.
-        scratch_bytes: Size of the block.
         iteration: Offset of the iteration number; None for a Scan.
         flag_before: Offset of the condition that the body reads; None for a Scan.
         flag_after: Offset of the condition that the body writes; None if it stays true.
@@ -89,7 +86,6 @@ class LoopLayout:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a Loop, with an iteration number and a condition."""
         return self.iteration is not None
 
     @property
@@ -108,7 +104,6 @@ class LoopLayout:
 
     @property
     def unread(self) -> Set[int]:
-        """The positions of the captured operands that the body does not read."""
         captured = range(len(self.node.inputs))[LoopView.of(self.node).at_captures]
         return set(captured) - self.body.inputs_read
 
@@ -128,8 +123,6 @@ class LoopLayout:
         """Return the locations of the inputs of the body, in their order.
 
         Args:
-            head: The iteration number and the condition of a Loop.
-            inputs: The locations of the operands of the node.
             before: Returns the location of a state.
             row: Returns the location of a slice.
             captured: Takes an input of the body and the captured location; returns the location for the body.
@@ -147,15 +140,12 @@ class LoopLayout:
 
     @cached_property
     def _parts(self) -> Mapping[Value, CarriedState | Scanned]:
-        """The states and slices that the body reads, by its inputs."""
         return {**{s.before: s for s in self.states}, **{s.row: s for s in self.scanned}}
 
     def written(self, flag: T | None, rows: Sequence[T], after: Callable[[CarriedState], T]) -> list[T]:
         """Return the locations where the body writes its outputs, in their order.
 
         Args:
-            flag: The location of the condition, or None.
-            rows: The locations of stacked slices.
             after: Returns the location of a new state that is not a stacked slice.
         """
         states = [rows[s.buffers] if isinstance(s.buffers, int) else after(s) for s in self.states]
@@ -239,7 +229,6 @@ def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[C
 
 
 def _largest_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
-    """Return the largest number of iterations, or -1."""
     for position in scanned:
         length = operand_of(node, position).tensor.known_shape[0]
         if isinstance(length, int):

@@ -41,15 +41,11 @@ NO_BUFFER = -1
 
 
 class Settings(NamedTuple):
-    """Settings with which graphs are lowered to programs.
+    """Settings of lowering.
 
     Args:
-        device: The kind of device.
-        native: Whether a native program executes the steps.
         deterministic: Whether results must not depend on the number of threads.
         inplace: Whether a result may overwrite an operand.
-        share: Whether values may share memory.
-        optimize: Whether the graph is rewritten.
         declared: Declared shapes that inference could neither confirm nor reject, which runs check.
         sizes_vary: See KernelContext.
         tf32: See KernelContext.
@@ -73,30 +69,23 @@ class Settings(NamedTuple):
 
     @property
     def device_name(self) -> DeviceName:
-        """The name of the device, such as "cuda:0"."""
         return DeviceName(self.device, self.number)
 
 
 class NotNative(Exception):
-    """A lowering does not apply to a node, for the reason in the message."""
+    """The lowering does not apply to a node, for the reason in the message."""
 
 
 if TYPE_CHECKING:
 
     class Writer(Protocol):
-        """The part of the emitter that lowerings call."""
-
         def new_external(self) -> int:
             """Return the number of a new block of external memory, whose address a step sets."""
             ...
 
-        def new_buffer(self) -> Location:
-            """Return the location of a new buffer."""
-            ...
+        def new_buffer(self) -> Location: ...
 
-        def new_call(self, index: int) -> int:
-            """Return the number by which the program calls step `index` of the outermost graph."""
-            ...
+        def new_call(self, index: int) -> int: ...
 
         def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
             """Write the steps that copy a value, and set the shape of a target buffer."""
@@ -119,10 +108,7 @@ class Emission(NamedTuple):
     """The arguments of `Lowering.emit`.
 
     Args:
-        position: Position of the step in its graph.
-        inputs: The locations of the operands.
         outputs: The locations of the results; ABSENT for unused ones.
-        scratch: The location of the working memory.
     """
 
     writer: Writer
@@ -139,12 +125,9 @@ class Lowering(ABC):
 
     Attributes:
         reason: Why no better lowering applies.
-        scratch_bytes: Bytes of working memory in the arena.
         inplace: Positions (input, output) that may share memory.
-        packing: The kernel that packs constant operands.
         unread: Positions of operands that the step does not read.
         subgraphs: The graphs that the node runs, by "then" and "else", or "body".
-        in_python: Whether the step is a call of Python.
         may_fail: Whether the step can fail for reasons that `Op.value_check` does not cover.
         allocates: Whether a native program allocates memory for the step in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
@@ -190,7 +173,6 @@ class LoweredGraph(NamedTuple):
 
     @property
     def inputs_read(self) -> Set[int]:
-        """The positions of the inputs that are results or that a step reads."""
         root = self.placement.root
         read = {root[result.value] for result in self.placement.results}
         for node, lowering in self.steps:
@@ -204,13 +186,11 @@ class LoweredGraph(NamedTuple):
         return sum(lowering.executed_steps for lowering in self.lowerings)
 
     def contents(self) -> str:
-        """Return a summary, such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
         kinds = Counter(lowering.kind for lowering in self.lowerings).most_common()
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds) or "none"
         return f"{steps_text(len(self.lowerings))} ({listed}), arena {human(self.memory.layout.arena_bytes)}"
 
     def interpreted(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
-        """Yield name, node and reason of each interpreted step, also in subgraphs."""
         for node, lowering in self.steps:
             if lowering.kind == "interpreted":
                 yield prefix + self.graph.node_name(node), node, lowering.reason
@@ -230,8 +210,6 @@ class Site(NamedTuple):
     """A node whose lowering is to be chosen.
 
     Args:
-        inner: Whether the node is in a subgraph.
-        dynamic: Whether a used result is in unplanned memory.
         unspecialised: Why subgraphs could not be specialised.
         hosted: Outputs of loops that are stacked in host memory.
     """
@@ -247,7 +225,6 @@ class Site(NamedTuple):
 
     @property
     def static(self) -> bool:
-        """Whether the sizes of all operands and results are known."""
         return all(has_fixed_size(v) for v in (*self.node.inputs, *self.node.outputs) if v is not None)
 
     @property

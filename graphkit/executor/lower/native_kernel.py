@@ -1,5 +1,3 @@
-"""Lower nodes to kernels of the device, if all their sizes are known."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Set
@@ -53,7 +51,6 @@ class PreparedKernel(Lowering):
         outputs: list[Location],
         scratch: Location,
     ) -> None:
-        """Write the step. Arguments: see Emission."""
         operands, results = self._counts
         builder.kernel(name, self.kernel, _padded(inputs, operands), _padded(outputs, results), scratch)
 
@@ -73,7 +70,6 @@ class SharedKernels:
         """Return the lowering of each node: that of an equal earlier node, or `choose(node)`."""
         found: list[Lowering] = []
         for node, key in zip(nodes, self._keys(nodes), strict=True):
-            # The error of an integer division by zero names the node.
             if node.op.name in DIVISIONS and divides_integers(node):
                 key = (*key, node.name or node.describe())
             lowering: Lowering | None = self._lowerings.get(key)
@@ -87,7 +83,7 @@ class SharedKernels:
     def _keys(self, nodes: tuple[Node, ...]) -> list[tuple[Any, ...]]:
         """Return keys that are equal if the same kernel fits both nodes. All sizes must be known.
 
-        A key contains ids of constants and of small parameters: it is valid while these arrays exist. It also says
+        A key contains ids of constants and of small parameters: it is valid while these arrays exist. A key also says
         which operands are the same value.
         """
         placement, native = self._placement, native_sweeps()

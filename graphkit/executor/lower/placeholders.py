@@ -1,7 +1,7 @@
 """Placeholders: numbers that lowering assumes for run-time sizes and elements.
 
-If a kernel exists for the placeholders, kernels for all valid operands are expected. If a run finds none, it interprets
-the node. Invalid operands raise an error in the run. Templates use no placeholders: their sizes stay symbolic.
+If a kernel exists for the placeholders, kernels for all valid operands are expected. If a run finds no kernel, it
+interprets the node. Invalid operands raise an error in the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def deciding_operands(node: Node) -> frozenset[int]:
 def _may_decide(kind: TensorType, *, floats: bool) -> bool:
     """Whether an operand has unknown elements that may determine shapes or the kernel.
 
-    It is then a scalar or a short vector. floats: of float32 instead of integers.
+    Such an operand is a scalar or a short vector. floats: of float32 instead of integers.
     """
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
     decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
@@ -44,7 +44,6 @@ def _may_decide(kind: TensorType, *, floats: bool) -> bool:
 
 
 def _deciding_floats(node: Node) -> tuple[int, ...]:
-    """Return the positions of float operands whose elements a kernel needs."""
     op = node.op
     if not isinstance(op, Resizing):
         return ()
@@ -52,7 +51,6 @@ def _deciding_floats(node: Node) -> tuple[int, ...]:
     return tuple(names.index(name) for name in ("scales", *(("roi",) if op.reads_roi else ())))
 
 
-# (node, placeholders of sizes, number of elements) -> placeholder elements of an operand.
 _Elements: TypeAlias = Callable[[Node, "dict[str, Dim]", int], Sequence[int]]
 
 
@@ -61,7 +59,6 @@ def _all(element: int) -> _Elements:
 
 
 def _axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return distinct axes: 0, 1, 2, ..."""
     return range(count)
 
 
@@ -71,18 +68,15 @@ def _rest(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _sizes_of_first(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return the sizes of the first operand along all axes, or along the operator's axes."""
     shape = _first_shape(node, sizes)
     return [shape[axis] for axis in getattr(node.op, "axes", None) or range(count)]
 
 
 def _short_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return axes of size 1 of the first operand."""
     return [axis for axis, size in enumerate(_first_shape(node, sizes)) if size == 1][:count]
 
 
 def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return sizes whose sum is the size of the split axis."""
     return [*[0] * (count - 1), _first_shape(node, sizes)[getattr(node.op, "axis", 0)]]
 
 
@@ -93,7 +87,6 @@ def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]
 
 
 def _padding(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return the padding: half of the difference in size between the first two operands on each side."""
     named = node.inputs[3].tensor.constants if len(node.inputs) > 3 and node.inputs[3] is not None else None
     padded, plain = _first_shapes(node, sizes)
     more = [padded[axis] - plain[axis] for axis in named or _padded_axes(node, sizes, count // 2)]
@@ -109,7 +102,6 @@ def _first_shape(node: Node, sizes: dict[str, Dim]) -> tuple[int, ...]:
     return node.operands[0].tensor.substitute(sizes).static_shape
 
 
-# Placeholder elements by operator and position.
 _ZERO, _ONE = _all(0), _all(1)
 _BEYOND = _all(1 << 30)
 _ELEMENTS: dict[str, tuple[_Elements, ...]] = {
@@ -144,7 +136,6 @@ def placeholder_types(node: Node, sizes: dict[str, Dim], by_value: frozenset[int
 
 
 def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
-    """Return the type of one operand with placeholders. by_value: whether its elements are needed."""
     sized = kind.substitute(sizes)
     if not by_value or sized.constants is not None:
         keep = by_value or kind.constants is not None
@@ -200,8 +191,8 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
     """Return placeholders for sizes of the result of a Reshape that its operand lacks, or None.
 
-    One size is chosen so that both have equally many elements; the others are 1. With -1 in the target shape, all are
-    1. sizes: the placeholders of the operand.
+    One size gives both equally many elements, and the others are 1. With -1 in the target shape, all sizes are 1.
+    sizes: the placeholders of the operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None
@@ -223,7 +214,7 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
 def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
     """Return placeholders for sizes of a Reshape's operand from the known size of its result, or None.
 
-    One size is chosen so that both have equally many elements; the others are 1.
+    One size gives both equally many elements, and the others are 1.
     """
     x = node.operands[0].tensor
     if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:
@@ -241,7 +232,7 @@ def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
 def _multiplied(node: Node) -> dict[str, Dim]:
     """Return unknown sizes of a matrix product that must equal a known size of the other operand.
 
-    These are the columns of a and rows of b, and the leading axes.
+    These are the columns of a, the rows of b, and the leading axes.
     """
     if node.op.name not in ("MatMul", "FusedMatMul"):
         return {}
@@ -258,7 +249,6 @@ def _multiplied(node: Node) -> dict[str, Dim]:
 
 
 def _channels(node: Node) -> dict[str, Dim]:
-    """Return the unknown number of channels of a convolution's data, from its weights."""
     group = getattr(node.op, "group", None)
     if group is None or len(node.operands) < 2:
         return {}

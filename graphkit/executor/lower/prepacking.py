@@ -24,14 +24,12 @@ from graphkit.passes.core.sweep import rewrite
 # Larger derived arrays are released when no program refers to them: usually one kernel reads and packs them.
 KEPT_BYTES = 1 << 16
 
-# Results with more than this many times the bytes of the operands, and more than 1024 bytes, are not prepacked: they
-# stay in memory between runs.
+# Results that need more memory are not prepacked: more than this many times the bytes of the operands, and more than
+# 1024 bytes.
 GROWTH_LIMIT = 4
 
 
 class _Group:
-    """A graph that reads only parameters and constants, and whose outputs are computed together."""
-
     def __init__(self, graph: Graph, sources: Sequence[VersionedArray]):
         self._graph = graph
         self._sources = tuple(sources)
@@ -45,7 +43,6 @@ class _Group:
         return sum(source.version for source in self._sources)
 
     def get(self, index: int, scratch: Scratch | None = None) -> np.ndarray:
-        """Return an output. scratch: memory for reading the sources."""
         scratch = Scratch() if scratch is None else scratch
         with self._lock:
             version = self.version
@@ -85,7 +82,7 @@ class DerivedArray:
 
 
 def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:
-    """Return the graph without prepacked nodes, and the arrays of their values. Takes linear time.
+    """Return the graph without prepacked nodes, and the arrays of their values, in linear time.
 
     Each prepacked value becomes an input with the role parameter, whose name is the key of its array. parameters:
     inputs that no update writes.
@@ -138,7 +135,6 @@ def _prepacked_nodes(graph: Graph, parameters: Mapping[Value, VersionedArray]) -
 
 
 def _components(nodes: Mapping[Node, None]) -> list[list[Node]]:
-    """Return the connected components of the nodes, each in topological order. Computed values connect nodes."""
     leader: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:

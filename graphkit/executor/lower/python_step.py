@@ -19,7 +19,6 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import failure_of, run_node
 
-# Computes new arrays from operands (None: absent).
 ArrayFunction: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
@@ -35,8 +34,6 @@ class PythonStep(Lowering):
 
 
 class PythonKernel(PythonStep):
-    """A function that writes its results to planned memory."""
-
     may_fail = True
     runs_in_subgraph = True
 
@@ -57,9 +54,8 @@ class LaunchedStep(PythonStep):
 
 
 class PythonFunction(PythonStep):
-    """A function that returns its results as arrays.
-
-    owned: Whether no result shares memory with an operand. Otherwise, the caller copies.
+    """A function that returns its results as arrays. owned: whether no result shares memory with an operand; otherwise,
+    the caller copies.
     """
 
     may_fail = True

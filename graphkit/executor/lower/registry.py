@@ -20,7 +20,7 @@ from graphkit.passes.core.match import is_op
 if TYPE_CHECKING:
     from graphkit.passes.control.specialise import Unspecialised
 
-# Functions that import the modules of seldom operators only for graphs that contain such operators.
+# These functions import the modules of rare operators only for graphs that contain them.
 
 
 def _collective(site: Site) -> Lowering | None:
@@ -147,9 +147,6 @@ def lower_graph(
     Args:
         graph: The graph. Unless it is `inner`, its inputs have static types.
         fixed: The arrays of parameters. Packed copies are valid until the version changes.
-        unspecialised: Why subgraphs could not be specialised.
-        inner: Whether the graph is a subgraph.
-        order: The order of the steps; None: it is chosen.
         hosted: Outputs of loops that are stacked in host memory (see `stacks_on_host`).
     """
     known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
@@ -186,7 +183,7 @@ def lower_graph(
         needs,
         inplace=settings.inplace,
         share=settings.share,
-        group_updates=not settings.native,  # devices launch adjacent updates together
+        group_updates=not settings.native,
         order=None if order is None else [place[node] for node in order],
     )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)
@@ -231,7 +228,6 @@ def choose(site: Site) -> Lowering:
 def kernel_context(
     node: Node, placement: Placement, known: Mapping[Value, VersionedArray], settings: Settings
 ) -> KernelContext:
-    """Return the context for the factory of a node's kernel. known: see `LoweredGraph.fixed`."""
     root = placement.root
     constants = {i: known[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in known}
     used = tuple(v in placement.used for v in node.outputs)

@@ -31,7 +31,6 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import Op
 from graphkit.ops.evaluate import failure_of, run_node
 
-# The number of shapes whose kernels a node keeps.
 _KEPT = 4096
 
 # A value of the native program: its buffer, bytes of an element, number of elements (without a buffer), and whether
@@ -64,7 +63,7 @@ class AtRunTime(Lowering):
 
     def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
         self.node = node
-        self._by_value = by_value  # operands whose elements are needed to prepare it
+        self._by_value = by_value
 
     @abstractmethod
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
@@ -112,8 +111,8 @@ class RunTimeKernel(AtRunTime):
         self._lock = threading.Lock()
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
-        """Raises RuntimeFailure for invalid shapes or elements, and with GRAPHKIT_STRICT UnsupportedError if there is
-        no kernel.
+        """Return the kernel. Raise RuntimeFailure for invalid shapes or elements, and with GRAPHKIT_STRICT
+        UnsupportedError if there is no kernel.
         """
         key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
         with self._lock:
@@ -139,7 +138,6 @@ class RunTimeKernel(AtRunTime):
 
     @property
     def known_shapes(self) -> list[tuple[int, ...] | None]:
-        """The shapes of the operands; None for run-time sizes."""
         values = self.node.inputs
         return [v.tensor.static_shape if v is not None and has_fixed_size(v) else None for v in values]
 
@@ -228,7 +226,7 @@ def decided_by_sizes(node: Node) -> bool:
     try:
         ones: dict[str, Dim] = dict.fromkeys(next(assumed_sizes(node)), 1)
         bound = _bound(node, placeholder_types(node, ones, frozenset()))
-    except GraphkitError:  # no run has these sizes
+    except GraphkitError:
         return True
     return all(has_fixed_size(v) for v in bound.outputs)
 
@@ -275,7 +273,6 @@ def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:
 
 
 def _prepared(node: Node, context: KernelContext) -> Prepared | None:
-    """Return the code for a node of static types; None if there is no kernel."""
     if not all(has_fixed_size(v) for v in node.outputs):
         return None
     shapes = [v.tensor.static_shape for v in node.outputs]

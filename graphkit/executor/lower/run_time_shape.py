@@ -1,5 +1,3 @@
-"""Steps without a kernel: they read the shape, or one row, of a value of run-time size."""
-
 from __future__ import annotations
 
 from graphkit.executor.lower.lowering import ABSENT, Emission, Lowering, Site

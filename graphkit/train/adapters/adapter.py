@@ -22,12 +22,9 @@ from graphkit.train.adapter_marks import LORA
 from graphkit.train.adapters.layers import Layer
 from graphkit.train.adapters.settings import Lora
 
-# Endings of the names of an adapter's tensors, after the name of the layer, as in peft.
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-# Lower limit for the length of a row of W + scaling * B A. A zero row with a zero magnitude then has the gain 0 instead
-# of 0 / 0.
+# Lower limit for the length of a row of W + scaling * B A: a zero row with a zero magnitude has the gain 0, not 0 / 0.
 SHORTEST = 1e-30
-# Metadata keys that the nodes of an adapter copy from the layer.
 _INHERITED = (context.GROUP, "recompute", "swap_memory")
 
 
@@ -35,7 +32,6 @@ class Adapter:
     """The parameters of an adapter, and the nodes that add it to a layer.
 
     Attributes:
-        dropout: The ratio of the dropout of the adapter's input.
         a: A, [rank, inputs], or [rank, channels, *kernel] of a convolution.
         b: B, [outputs, rank], or [outputs, rank, 1, ...] of a convolution.
         magnitude: The trained length of each row, [outputs], or [1, outputs, 1, ...] of a convolution; None without
@@ -50,7 +46,6 @@ class Adapter:
 
     @classmethod
     def of(cls, layer: Layer, settings: Lora, names: Names) -> Adapter:
-        """Return the adapter of a layer, with new parameters. names: names in use."""
         weight = layer.weight.dtype
         dtype = DType.FLOAT32 if weight in HALVES else weight
         ones = (1,) * (len(layer.input_shape) - 1)
@@ -82,7 +77,7 @@ class Adapter:
     def added_to(self, base: Node, gain: Value | None = None) -> Value:
         """Return the result of a layer with the adapter.
 
-        The node of the result has the metadata LORA. First operands lead from it back to `base`.
+        The node of the result has the metadata LORA. First operands lead from this node to `base`.
 
         Args:
             base: The node of the layer, with operands in the new graph.
@@ -136,7 +131,6 @@ class Adapter:
         return F.cast(total, to=weight.dtype) if total.dtype is not weight.dtype else total
 
     def _scaled(self, base: Node, x: Value, change: Value, gain: Value) -> Value:
-        """Return the addition of DoRA: (gain - 1) W x + gain * scaling * B A x."""
         if self.dropout:
             plain = self._without_bias(base, x)
         else:
@@ -162,7 +156,6 @@ class Adapter:
         return F.conv(x, weight, **base.op.related()) if isinstance(base.op, Conv) else F.mat_mul(x, weight)
 
     def delta(self) -> Value:
-        """Return scaling * B A, in the shape of the weight."""
         rows, rank = self.layer.outputs, self.a.tensor.static_shape[0]
         product = F.mat_mul(F.reshape(self.b, (rows, rank)), F.reshape(self.a, (rank, -1)))
         if not self.layer.outputs_first:

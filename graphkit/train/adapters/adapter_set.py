@@ -180,7 +180,6 @@ class AdapterSet:
         return combined(self._base, self._layers, [found], [1.0], _OWNER)
 
     def _padded(self, saved: SavedAdapter) -> dict[str, np.ndarray]:
-        """Return the arrays of an adapter in the shapes of the set. Raises UsageError if they do not fit."""
         if saved.settings.rank > self.rank:
             raise UsageError(
                 f"{_OWNER}: the adapter in {saved.folder} has rank {saved.settings.rank}, but the set has room for "
@@ -203,7 +202,6 @@ class AdapterSet:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """Users get these arrays from `AdapterSet.feeds`."""
     array.flags.writeable = False
     return array
 

@@ -13,20 +13,14 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
 class Scope:
-    """A graph, or the body of an If, Loop or Scan, with its fixed values.
-
-    A value is fixed if it depends only on parameters, constants and unchanged states (see `FixedValues`).
-
-    Attributes:
-        path: Names of the nodes around a body, each followed by a dot.
-    """
+    """A value is fixed if it depends only on parameters, constants and unchanged states (see `FixedValues`)."""
 
     def __init__(self, graph: Graph, path: str, captures: Mapping[Value, Value] | None, slices: set[Value]):
         """Find the fixed values of `graph`.
 
         Args:
-            captures: For each input of a body that captures a fixed value: this value in the outermost graph. None for
-                the outermost graph.
+            captures: For inputs of a body that capture fixed values: these values in the outermost graph. None for the
+                outermost graph.
             slices: Inputs of a body that are slices of fixed values.
         """
         self.graph, self.path = graph, path
@@ -43,11 +37,10 @@ class Scope:
         return value if value is not None and value in self._fixed else None
 
     def is_sliced(self, value: Value) -> bool:
-        """Return whether a value is computed from slices of fixed values: it differs between iterations of a Scan."""
+        """Whether a value depends on slices of fixed values, and so differs between iterations of a Scan."""
         return value in self._slices
 
     def _follow(self) -> None:
-        """Find the fixed values of a body, and compute them in the outermost graph."""
         for node in self.graph.nodes:
             operands = [self._outer.get(v) for v in node.operands]
             if is_random(node.op):
@@ -94,9 +87,8 @@ def replace_nodes(
 
     Args:
         needs: The nodes to replace, each with the values of the new outermost graph that its replacement reads.
-        replace: `replace(node, operands, values)` returns one value per output. `values` are those of `needs`, or in a
-            body the inputs that capture them.
-        extra_inputs: Further graph inputs.
+        replace: `replace(node, operands, values)` returns one value per output. `values` are those of `needs`; in a
+            body, the inputs that capture them.
     """
 
     def rewritten(

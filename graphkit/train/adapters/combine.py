@@ -1,5 +1,3 @@
-"""Read the adapters of one or several folders, and add them up."""
-
 from __future__ import annotations
 
 import math
@@ -29,8 +27,6 @@ def read_adapter(
 
     Args:
         weights: A factor for each folder (default: 1).
-        owner: Name of the calling function, for messages.
-        layers: The layers of the model by name, if known.
 
     Raises:
         UsageError: A folder has no adapters, they do not belong to the model, or they cannot be added.
@@ -62,7 +58,7 @@ def combined(
 ) -> SavedAdapter:
     """Return the sum of factor * scaling * B A over `saved`, as an adapter of scaling 1.
 
-    The matrices A are stacked, and so are the matrices B: the ranks add up. Other arguments: as for `check_layers`.
+    The matrices A are stacked, and so are the matrices B. Other arguments: as for `check_layers`.
 
     Raises UsageError for DoRA, and for other parameters that cannot be added.
     """

@@ -69,7 +69,6 @@ def adapter_parameters(model: Model) -> tuple[str, ...]:
 
 
 def parameters_of(model: Model, settings: Lora) -> tuple[list[str], list[str]]:
-    """Return the names of the parameters of adapters, and of other trained parameters."""
     found = adapters_of(model.graph, settings).values()
     names = list(dict.fromkeys(model.graph.name_of(v) for adapter in found for v in adapter.parameters))
     known = set(names)
@@ -77,7 +76,6 @@ def parameters_of(model: Model, settings: Lora) -> tuple[list[str], list[str]]:
 
 
 def described(model: Model) -> str:
-    """Return a line about the adapters of a model: kind, layers and parameters."""
     settings = settings_of(model, "gk.lora")
     names, others = parameters_of(model, settings)
     layers = {adapter.layer.name: None for adapter in adapters_of(model.graph, settings).values()}
@@ -139,7 +137,6 @@ def load_adapter(
 def loaded(
     model: Model, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None, owner: str
 ) -> Model:
-    """Implement `gk.load_adapter`. owner: name of the function or option, for messages."""
     whole = read_adapter(model, folder, weights, owner)
     new = adapted(model, whole.settings, whole.others, seed=0, owner=owner)
     _assign(new, whole)

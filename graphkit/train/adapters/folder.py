@@ -23,10 +23,9 @@ from graphkit.train.adapters.adapter import MAGNITUDE, A, Adapter, B
 from graphkit.train.adapters.layers import Layer
 from graphkit.train.adapters.settings import Lora
 
-# The beginning of each name in peft's files.
 PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<layer>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector)(\.weight)?")
-# Settings of peft that graphkit does not support, and their accepted values, which have no effect.
+# Settings of peft without support, and their accepted values, which have no effect.
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "lora_bias": (False,),
@@ -38,7 +37,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False,),
     "alora_invocation_tokens": ({}, []),
 }
-# Settings of peft that must be lists of names, or have one of these types.
+# Settings of peft that must be lists of names, or of one of these types.
 _OF_NAMES: Mapping[str, tuple[type, ...]] = {"target_modules": (str,), "modules_to_save": ()}
 
 
@@ -46,9 +45,8 @@ class SavedAdapter(NamedTuple):
     """The adapters of a folder.
 
     Attributes:
-        settings: The settings; `settings.layers` are the names of the layers.
+        settings: `settings.layers` are the names of the layers.
         arrays: The arrays, by the parameter names of `gk.lora`.
-        others: The names of other trained parameters.
     """
 
     folder: Path
@@ -136,9 +134,6 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def check_layers(model: Model, layers: Mapping[str, Layer], saved: SavedAdapter, owner: str) -> None:
     """Check that adapters fit a model.
-
-    Args:
-        owner: Name of the calling function, for messages.
 
     Raises:
         UsageError: The model lacks a layer or a parameter of the adapters.

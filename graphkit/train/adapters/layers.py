@@ -25,9 +25,8 @@ from graphkit.train.adapters.bodies import Scope, scopes
 
 _T = TypeVar("_T")
 KINDS = ("MatMul", "Gemm", "Conv")
-# Ending of the names of weights and of scales of quantised weights, after the name of the layer.
 _ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
-# An ending that some exporters add to the name of a node to name its result.
+# An exporter may add this ending to the name of a node to name its result.
 _RESULT = re.compile(r"[/_]output_\d+$")
 # Metadata key in files of PyTorch's exporter: the paths of the modules around a node, the innermost last.
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -40,7 +39,6 @@ class Layer(NamedTuple):
         name: The name of the layer, the same in each export of a network if possible.
         nodes: The nodes that apply the weight, in the graph or in bodies. They share one adapter.
         weight: The weight that the first node reads, or the equal value of the outermost graph (see `Scope.fixed`).
-        aliases: The names of the layer's nodes and weight.
     """
 
     name: str
@@ -71,8 +69,6 @@ class Layer(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A node with weights that cannot have an adapter: its names, and the reason."""
-
     names: tuple[str, ...]
     reason: str
 
@@ -114,7 +110,6 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
 
 
 def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
-    """Return the items by name. An item may have several names."""
     found: dict[str, list[_T]] = {}
     for item, names in named:
         for name in dict.fromkeys(names):
@@ -123,7 +118,6 @@ def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
 
 
 def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[str]) -> list[_T]:
-    """Return the items named `pattern` if `exact` contains it, otherwise those that match it as a glob."""
     if pattern in exact:
         return by_name.get(pattern, [])
     matching = (item for name, items in by_name.items() if fnmatchcase(name, pattern) for item in items)
@@ -131,7 +125,6 @@ def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[s
 
 
 def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequence[Refused]) -> str:
-    """Return the error for a pattern that matches no layer."""
     if others:
         return (
             f"the layers that match {pattern!r} cannot have adapters: "
@@ -178,8 +171,6 @@ def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
 
 
 class _Place(NamedTuple):
-    """A node with a weight, its graph or body, and the weight in the outermost graph."""
-
     scope: Scope
     node: Node
     weight: Value
@@ -195,7 +186,6 @@ def _orientation(node: Node) -> str:
 
 
 def _reason(node: Node, scope: Scope) -> str:
-    """Return why a node cannot have an adapter; "" if it can, or has no weight."""
     data, weight = (scope.fixed(v) for v in node.inputs[:2])
     if data is not None and weight is not None:
         return ""
@@ -308,7 +298,6 @@ def _path(node: Node) -> str:
 
 
 def _names(node: Node, weight: Value | None, graph: Graph) -> tuple[str, ...]:
-    """Return the names of a node, and of the parameters in its weight."""
     own = [name] if (name := _label(node)) else []
     leaves = set() if weight is None else leaves_of(weight)
     return (*own, *sorted(graph.name_of(v) for v in leaves if v.role == "parameter"))

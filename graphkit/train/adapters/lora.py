@@ -78,7 +78,6 @@ def adapted(
     seed: int | None = None,
     owner: str = "gk.lora",
 ) -> Model:
-    """Implement `gk.lora`. owner: name of the calling function, for messages."""
     check_without_adapters(model, owner)
     graph = model.graph
     trained = _trained(graph, train, owner)
@@ -152,7 +151,6 @@ def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
 
 
 def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Adapter]) -> dict[str, np.ndarray]:
-    """Return the initial magnitudes of DoRA by name: the lengths of the weight's rows."""
     lengths = {}
     for layer in layers:
         adapter = adapters[layer.name]
@@ -164,7 +162,7 @@ def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Ad
 def evaluated(model: Model, values: Sequence[Value]) -> Iterator[np.ndarray]:
     """Yield the arrays of values that depend only on parameters and constants.
 
-    Groups of at most _BATCH bytes are computed together: only one group is in memory.
+    Only one group of at most _BATCH bytes is in memory.
     """
     batch: list[Value] = []
     size = 0

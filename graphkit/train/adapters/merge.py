@@ -1,5 +1,3 @@
-"""gk.merge_lora, and the adapters that a model has."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -139,7 +137,6 @@ class _Merged(NamedTuple):
 
     Attributes:
         parameter: A new parameter without a name.
-        operand: The value that the layer reads: the parameter, or its transpose.
         origin: The parameter that it replaces; None if the weight was computed, for example dequantised.
     """
 
@@ -156,13 +153,11 @@ def _stored(adapter: Adapter) -> Value:
 
 
 def _transpose_of(weight: Value) -> Node | None:
-    """Return the node that computes the weight by transposing a parameter, or None."""
     node = producer(weight, "Transpose")
     return node if node is not None and permutation(node) == (1, 0) and _is_parameter(first(node)) else None
 
 
 def _merged(weight: Value, array: np.ndarray) -> _Merged:
-    """Return the merged weight of a layer. weight: the old weight. array: see `_stored`."""
     transpose = _transpose_of(weight)
     origin = first(transpose) if transpose is not None else weight if _is_parameter(weight) else None
     attrs = {} if origin is None else _unfrozen(origin)
@@ -180,9 +175,8 @@ def _unfrozen(value: Value) -> dict[str, object]:
 
 
 def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> list[Value]:
-    """Return the inputs of the merged graph.
-
-    A merged weight replaces the old weight, or comes after it if it is still read. Weights without `origin` come last.
+    """A merged weight replaces the old weight, or comes after it if it is still read. Weights without `origin` come
+    last.
     """
     found: list[Value] = []
     still_read = set(kept)
@@ -196,7 +190,6 @@ def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged
 
 
 def _named(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> dict[Value, Value]:
-    """Return a named copy of each merged parameter. The name is that of the replaced weight, or `<layer>.weight`."""
     names = Names(graph.name_of(v) for v in kept)
     still_read = set(kept)
     found = {}

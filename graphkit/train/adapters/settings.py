@@ -84,13 +84,6 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def from_options(given: Mapping[str, str], layers: Sequence[str], option: str, layers_option: str) -> Lora | None:
-    """Return the settings from command-line options; None without options.
-
-    Args:
-        given: Texts by name, such as `{"rank": "8"}`.
-        option: The option for `given`, for messages.
-        layers_option: The option for `layers`, for messages.
-    """
     if not given:
         if layers:
             raise UsageError(f"{layers_option} selects the layers of {option}: also give {option} rank=8")

@@ -26,10 +26,7 @@ from graphkit.train.programs.weights import TOTAL_WEIGHT, mean_of
 
 
 class AllReduce(LocalExchange):
-    """All-reduces losses and gradients, in buckets, while the backward pass runs.
-
-    shard: Each rank stores and updates the optimizer states of its slice of each bucket.
-    """
+    """All-reduces in buckets. shard: whether each rank stores only the optimizer states of its slice of a bucket."""
 
     def __init__(self, spec: StepSpec, kvstore: KVStore, shard: bool):
         self._kvstore, self.ranks = kvstore, kvstore.num_workers
@@ -44,7 +41,6 @@ class AllReduce(LocalExchange):
         self.buckets = all_reduce.make_buckets(spec.graph, dense, limit, kvstore.transport.compresses, place)
         self.collectives = kvstore.transport.collectives(ordered, device, _host_reason(spec, kvstore, ordered))
         self.collectives.fingerprinted = all_reduce.LOSS
-        # The program of this rank if it has no samples.
         self.idle_program: Graph | None = None
         self._idle_executor: Executor | None = None
         super().__init__(spec)
@@ -54,7 +50,6 @@ class AllReduce(LocalExchange):
         self._options["collectives"] = self.collectives
         if spec.accumulate > 1:
             programs = steps.split_step(spec.graph, spec.trained, spec.rule, self.buckets)
-            # Collectives on a device need a program, even to all-reduce only the loss.
             on_device = self.collectives.on_device is not None
             self.idle_program = steps.split_idle_step(spec.graph, programs[0], spec.rule, on_device)
             return list(programs)
@@ -66,8 +61,8 @@ class AllReduce(LocalExchange):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         if samples_of(feeds, size):
             return super().run(feeds, size, rate, accumulated)
-        # This rank has no samples, but takes part in all all-reduces. Its random state advances, because a checkpoint
-        # stores one random state for all ranks.
+        # This rank has no samples, but takes part in all all-reduces. Its random state advances: a checkpoint stores
+        # one random state for all ranks.
         results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()
         self.executors[0].advance()
         return results

@@ -33,14 +33,10 @@ FORWARD, BACKWARD, GATHER, COPIES, COPY_GRADIENTS = range(5)
 
 
 class DividedModel:
-    """Base of the Exchanges that divide a model among ranks.
-
-    Subclasses set `programs`, `executors` and `store`, and run batches.
+    """Base of the Exchanges that divide a model among ranks. Subclasses set `programs`, `executors` and `store`.
 
     Args:
         spec: The step of the whole model. Parameters of other ranks are released.
-        division: Which rank computes which groups.
-        owners: The rank of each parameter and state, by name.
         output_rank: The rank of the output that metrics use.
 
     Raises:
@@ -55,7 +51,7 @@ class DividedModel:
     counts_every_step = False
     divides_model = True
     compressing: Sequence[int] = ()
-    # Not measured: a rank waits for values of other ranks in every step.
+    # Not measured: a rank waits for others in every step.
     waited_seconds = 0.0
     timed_collectives: Sequence[TimedCollective] = ()
 
@@ -96,13 +92,11 @@ class DividedModel:
     # --- which rank stores which arrays ----------------------------------------------------------
 
     def _rank_of(self, name: str) -> int | None:
-        """Return the rank that stores a parameter, a state or a slot; None if all ranks store it."""
         if name in self.owners:
             return self.owners[name]
         return self.owners.get(name.rpartition("/")[0], None if name == steps.STEP else 0)
 
     def _owner_clause(self, name: str) -> str:
-        """Return a clause that names the rank of a released array, for errors."""
         rank = self._rank_of(name)
         assert rank is not None, "only arrays of other ranks are released"
         return f"rank {rank}, which computes with it"
@@ -173,7 +167,7 @@ class DividedModel:
     def _failing_together(self) -> Iterator[None]:
         """Context of a step: if this rank fails, notify the other ranks.
 
-        All ranks raise NotFinite: it needs no notification.
+        NotFinite needs no notification, because all ranks raise it.
         """
         try:
             yield
@@ -184,8 +178,7 @@ class DividedModel:
             self._kvstore.transport.messages.fail(error, f"in the step of update {int(self.slots[steps.STEP]) + 1}")
             raise
 
-    def _discard_step(self) -> None:
-        """Discard the values of a failed step."""
+    def _discard_step(self) -> None: ...
 
     # --- many steps ------------------------------------------------------------------------------
 
@@ -230,9 +223,6 @@ class BatchWeights:
 
     Attributes:
         graph: The training graph without its output BATCH_WEIGHT.
-
-    Raises:
-        UsageError: The weight depends on more than inputs and targets.
     """
 
     def __init__(self, graph: Graph):
@@ -256,7 +246,6 @@ class BatchWeights:
         )
 
     def weight(self, feeds: Mapping[str, Any]) -> float | None:
-        """Return the weight of a batch or micro-batch; None if it is the number of samples."""
         if self._executor is None:
             return None
         return float(self._executor.run({name: feeds[name] for name in self._inputs})[BATCH_WEIGHT])

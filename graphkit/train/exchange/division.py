@@ -1,4 +1,4 @@
-"""The division of a model and its batches among ranks: `groups`, `micro_batches` and `batch_axes`."""
+"""The settings `groups`, `micro_batches` and `batch_axes` of a Trainer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from graphkit.train.programs.partition import NotAPipeline, Partition, partition
 
 
 class Division:
-    """Which rank computes which groups of a model, and how batches are divided into micro-batches.
+    """The division of a model and its batches among ranks.
 
     Args:
-        groups: The rank of each group.
         axes: The axis of each input and target that counts samples, 0 by default. With None, every micro-batch gets the
             whole array.
     """
@@ -34,7 +33,6 @@ class Division:
         self.inputs = tuple(inputs)
 
     def stages(self, graph: Graph, like: Partition | None = None) -> Partition:
-        """Return the stages of a graph. like: see `partition`."""
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
@@ -61,11 +59,9 @@ class Division:
             } | self.axes
 
     def sliced(self, feeds: Mapping[str, Any], parts: Sequence[slice]) -> list[dict[str, Any]]:
-        """Return the feeds of each micro-batch."""
         return [{name: self.slice(name, array, part) for name, array in feeds.items()} for part in parts]
 
     def slice(self, name: str, array: Any, part: slice) -> Any:
-        """Return the samples of one micro-batch from an array."""
         axis = self.axes.get(name, 0)
         if axis is None or not np.ndim(array):
             return array
@@ -103,7 +99,7 @@ def division_of(
 
     Args:
         groups, micro_batches, axes, store, inputs: See `Division`.
-        conflicting: Whether the user has set a setting that conflicts with groups, by setting.
+        conflicting: Whether the user has set each setting that conflicts with groups.
     """
     if not groups:
         if micro_batches != 1:

@@ -29,8 +29,6 @@ class StepSpec:
 
     Attributes:
         graph: The training graph. Its outputs are the loss, then those of the model.
-        output: Name of the model's output that metrics use.
-        options: Settings of the executors.
         recompute, swap_memory: See `gk.settings.Memory`.
     """
 
@@ -56,17 +54,13 @@ class Gathered(NamedTuple):
 
 
 class Inference(Protocol):
-    """Runs the inference graph of a model on the ranks that train it."""
-
     @property
-    def outputs(self) -> Sequence[str]:
-        """Names of the outputs, the loss first if the graph has one."""
+    def outputs(self) -> Sequence[str]: ...
 
     def session(self) -> AbstractContextManager[None]:
         """Context around the runs of an evaluation. Collective if the model is divided among ranks."""
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs by name. If ranks divide the model, return only this rank's outputs."""
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class Exchange(Protocol):
@@ -79,7 +73,6 @@ class Exchange(Protocol):
     # The programs of a step. The first one runs on each batch.
     programs: list[Graph]
     executors: list[Executor]
-    # States of the optimizer, of accumulation and of moving averages.
     slots: ParamStore
     store: JointStore
 
@@ -122,8 +115,7 @@ class Exchange(Protocol):
         total: sum of the weights of the accumulated batches. rate: learning rate of the update.
         """
 
-    def after_step(self, updates: int) -> None:
-        """Called after each step with an update. updates: number of updates so far."""
+    def after_step(self, updates: int) -> None: ...
 
     def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
         """Return two clauses for the message of a NotFinite: which value is not finite, and its origin.
@@ -150,22 +142,20 @@ class Exchange(Protocol):
     def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """Return the states of an incomplete epoch for a checkpoint, by rank. mine: of this rank."""
 
-    def inference(self, graph: Graph) -> Inference:
-        """Return an object that runs the inference graph, or this rank's part."""
+    def inference(self, graph: Graph) -> Inference: ...
 
     # --- states ----------------------------------------------------------------------------------
 
     @property
-    def held(self) -> Sequence[str]:
-        """Names of the trained parameters that this rank stores."""
+    def held(self) -> Sequence[str]: ...
 
     def keeps(self, name: str) -> bool:
         """Whether this rank stores the parameter or slot `name` between steps."""
 
     def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays of a checkpoint. Sharded arrays are replaced by this rank's slice.
+        """Return the arrays of a checkpoint, with this rank's slices instead of sharded arrays.
 
-        The result may contain arrays of other ranks (see `keeps`).
+        The result may contain arrays of other ranks.
         """
 
     def gathered(self) -> AbstractContextManager[Gathered | None]:
@@ -175,19 +165,16 @@ class Exchange(Protocol):
         """
 
     @property
-    def compressing(self) -> Sequence[int]:
-        """The ranks that send compressed gradients."""
+    def compressing(self) -> Sequence[int]: ...
 
-    def residuals(self) -> dict[str, np.ndarray]:
-        """Return this rank's residuals of gradient compression, by parameter."""
+    def residuals(self) -> dict[str, np.ndarray]: ...
 
     def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
         """Set the residuals that are added to this rank's next gradients, one for each float32 parameter."""
 
     # --- facts -----------------------------------------------------------------------------------
 
-    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """Return the memory plan of the first program for these shapes of inputs."""
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan: ...
 
     def optimizer_state_bytes(self, processes: int) -> int:
         """Return the bytes of optimizer state in one rank.
@@ -196,9 +183,7 @@ class Exchange(Protocol):
         """
 
     @property
-    def timed_collectives(self) -> Sequence[TimedCollective]:
-        """The latest transfers between ranks, for traces."""
+    def timed_collectives(self) -> Sequence[TimedCollective]: ...
 
     @property
-    def waited_seconds(self) -> float:
-        """Seconds that steps waited for other ranks."""
+    def waited_seconds(self) -> float: ...

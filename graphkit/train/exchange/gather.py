@@ -21,7 +21,6 @@ def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, n
     sizes = store.pushpull("gathered bytes", sizes)
     found = []
     for rank, size in enumerate(sizes):
-        # In a broadcast, every rank passes an array of the same size.
         part = mine if rank == store.rank else np.zeros(size, np.uint8)
         found.append(unpack_named(store.broadcast("gathered", part, root=rank)))
     return found
@@ -48,7 +47,6 @@ def merged_values(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]
 
 
 def reported_name(metric: Metric, rank: int) -> str:
-    """Return the name of a metric in the results of several ranks."""
     return metric.name if _is_mergeable(metric) else f"{metric.name} of rank {rank}"
 
 

@@ -44,17 +44,16 @@ class LocalExchange:
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()
-        # The setting `recompute`. "sqrt" becomes None at the first batch, for which activations are chosen. A limit in
+        # The setting `recompute`. "sqrt" becomes None after the choice of activations at the first batch. A limit in
         # bytes stays, because larger batches are checked again.
         self._recompute = spec.recompute
-        # The largest shapes of inputs for which the first program meets the limit.
         self._checked_shapes: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()
         first = self.programs[0]
         self._further_inputs = {BATCH_WEIGHT, steps.LEARNING_RATE}.intersection(first.input_names)
         if spec.swap_memory:
             self.programs[0] = mark_forward(self.programs[0])
-        # It recomputes only nodes built in `gk.attr_scope(recompute=True)`.
+        # `_original_program` recomputes only nodes built in `gk.attr_scope(recompute=True)`.
         self.programs[0] = self._original_program = recomputation.recompute_marked_nodes(
             self.programs[0], spec.options["device"]
         )
@@ -70,7 +69,6 @@ class LocalExchange:
         return [steps.fused_step(spec.graph, spec.trained, spec.rule)]
 
     def _slot_types(self) -> dict[str, TensorType]:
-        """Return the types of the states that are not in the model, by name."""
         return {
             name: v.tensor
             for program in self.programs
@@ -93,7 +91,6 @@ class LocalExchange:
         return self.executors[0].run(feeds, discard=self._unread)
 
     def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
-        """Add the learning rate and the weight of the batch, if the first program needs them."""
         if BATCH_WEIGHT in self._further_inputs:
             feeds[BATCH_WEIGHT] = np.float32(samples_of(feeds, size))
         if steps.LEARNING_RATE in self._further_inputs:
@@ -184,7 +181,6 @@ class LocalExchange:
         )
 
     def _optimizer_types(self) -> dict[str, dict[str, TensorType]]:
-        """Return the types of the optimizer's slots before sharding, by parameter."""
         return {t.name: kinds(self.spec.rule.optimizer, t.value.tensor) for t in self.spec.trained}
 
     # --- memory ----------------------------------------------------------------------------------
@@ -192,8 +188,8 @@ class LocalExchange:
     def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Choose which activations are recomputed, for inputs of these shapes.
 
-        With a limit in bytes, larger batches are checked again. Activations are chosen again only if the batch exceeds
-        the limit.
+        With a limit in bytes, larger batches are checked, and activations are chosen again only if a batch exceeds the
+        limit.
         """
         limit, checked_shapes, device = self._recompute, self._checked_shapes, self._options["device"]
         if limit is None or (checked_shapes and _are_within(shapes, checked_shapes)):
@@ -214,8 +210,6 @@ class LocalExchange:
 
 
 class LocalInference:
-    """Runs the inference graph in a process with the whole model."""
-
     def __init__(self, graph: Graph, params: ParamStore, options: Mapping[str, Any]):
         self._executor = Executor(graph, params, **options)
         self.outputs = self._executor.outputs
@@ -228,7 +222,6 @@ class LocalInference:
 
 
 def samples_of(feeds: Mapping[str, Any], size: int | None) -> int:
-    """Return `size`, or if it is None, the length of the first array."""
     return len(next(iter(feeds.values()))) if size is None else size
 
 
@@ -238,7 +231,6 @@ def loss_clause(error: NotFinite) -> str:
 
 
 def _are_within(shapes: Mapping[str, Sequence[int]], bounds: Mapping[str, Sequence[int]]) -> bool:
-    """Whether each shape is at most as large, along each axis, as its bound."""
     return all(
         name in bounds and len(bounds[name]) == len(shape) and all(map(operator.le, shape, bounds[name]))
         for name, shape in shapes.items()

@@ -100,8 +100,6 @@ class Placement(DividedModel):
 
 
 class PlacedInference:
-    """Runs the inference graph on the ranks of a Placement."""
-
     def __init__(self, graph: Graph, placement: Placement):
         spec, self._kvstore = placement.spec, placement.division.store
         self._channels = placement.channels

@@ -1,7 +1,7 @@
 """Residuals of gradient compression in checkpoints.
 
-A residual is the part of the gradients that compression has not sent yet. When training resumes, other ranks may
-compress gradients. Only the sum of all residuals matters.
+A residual is the part of the gradients that compression has not sent yet. Only the sum of all residuals matters: after
+a restart, other ranks may compress.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import numpy as np
 
 from graphkit.errors import InvalidModel
 
-# Residuals (float32 vectors) by parameter, for each rank.
 ByRank = Sequence[Mapping[str, np.ndarray]]
 NONE: ByRank = ()
 
@@ -26,7 +25,6 @@ def gather_residuals(
     """Collective: gather the residuals of all ranks, one parameter after the other.
 
     Args:
-        gather: Returns the arrays of all ranks, by rank.
         keep: Whether this rank needs the result. Otherwise it is empty.
     """
     found: list[dict[str, np.ndarray]] = []

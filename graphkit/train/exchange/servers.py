@@ -29,8 +29,6 @@ from graphkit.train.updater import KeyedOptimizer
 
 
 class WorkerExchange(LocalExchange):
-    """Base of the Exchanges of workers, which take steps independently and share servers."""
-
     # Workers save and stop at given numbers of updates: their counts must be equal.
     counts_every_step = True
 
@@ -55,7 +53,7 @@ class WorkerExchange(LocalExchange):
         return super().run(feeds, size, rate, accumulated)
 
     def update(self, total: float, rate: float) -> None:
-        if total:  # 0 if this worker had no samples
+        if total:
             self._update(total, rate)
 
     def _update(self, total: float, rate: float) -> None:
@@ -108,8 +106,8 @@ class Servers(WorkerExchange):
     A step pulls parameters, computes gradients and pushes them; of lazy tables, only the rows that the batch reads.
     With `accumulate`, a worker pulls before the first accumulated batch, and pushes the mean gradient after the last.
 
-    Servers apply the optimizer, the learning rate and the moving averages. Each push counts as an update of its key.
-    Workers clip their own gradients, and have their own running statistics.
+    Servers apply the optimizer, the learning rate and the moving averages. Workers clip their own gradients, and have
+    their own running statistics.
     """
 
     sets_rates = False
@@ -118,7 +116,6 @@ class Servers(WorkerExchange):
         graph, trained, rule = self.spec.graph, self.spec.trained, self.spec.rule
         self._dense = [t.name for t in trained if not t.lazy]
         self._tables = [t.name for t in trained if t.lazy]
-        # The program that computes which rows a batch reads, and its data inputs.
         self._row_reads = reads = server_gradients.row_reads(graph, trained)
         self._row_inputs = [] if reads is None else [reads.name_of(v) for v in reads.inputs if v.role == "data"]
         self._row_reader: Executor | None = None
@@ -178,14 +175,13 @@ class Servers(WorkerExchange):
             return
         if self._row_reader is None:
             self._row_reader = Executor(self._row_reads, self.store, **self._options)
-        self._row_reader.rng = self.executors[0].rng  # the random numbers of the step
+        self._row_reader.rng = self.executors[0].rng
         found = self._row_reader.run({name: feeds[name] for name in self._row_inputs if name in feeds})
         wanted = [found[f"{name}/{steps.ROWS}"] for name in self._tables]
         for name, rows in zip(self._tables, self._remote.row_sparse_pull(self._tables, wanted), strict=True):
             _write(self.spec.params, name, rows)
 
     def _push(self, results: dict[str, Any]) -> None:
-        """Push the gradients among the outputs of a program, and remove them."""
         gradients = {}
         for name in self.trained:
             gradient = results.pop(f"{name}/{steps.GRADIENT}")
@@ -237,8 +233,8 @@ class ElasticAveraging(WorkerExchange):
     """Elastic averaging: workers train independently, each with its own slots.
 
     At intervals, a worker and the centre variable on the servers move towards each other. Evaluation and files use the
-    centre variable. At the end of an epoch, all workers continue from it, and from the mean of their moving averages. A
-    checkpoint contains the slots of rank 0.
+    centre variable. At the end of an epoch, all workers continue from the centre variable and the mean of their moving
+    averages. A checkpoint contains the slots of rank 0.
     """
 
     def after_step(self, updates: int) -> None:

@@ -15,9 +15,7 @@ from graphkit.train.programs import loss_scale
 
 
 def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[str, TensorType]) -> ParamStore:
-    """Return a store with the initial values of the slots.
-
-    Averages start at the parameters. States without an initial value start at 0.
+    """Averages start at the parameters. States without an initial value start at 0.
 
     Args:
         own: The types of this rank's slots. A sharded slot has the type of its slice.

@@ -21,7 +21,6 @@ class StageRunner:
 
     Attributes:
         saved_bytes: Bytes of the values stored between forward and backward passes.
-        peak_saved_bytes: The largest `saved_bytes` so far.
         peak_in_flight: The largest number of micro-batches with stored values so far.
     """
 
@@ -30,13 +29,11 @@ class StageRunner:
     ):
         self.stage, self.partition, self.messages = stage, partition, store.transport.messages
         self._forward, self._backward = forward, backward
-        # Expected messages by (stage, lane, micro-batch), and saved values by micro-batch.
         self._arrivals: dict[tuple[int, int, int], Arrival] = {}
         self._saved: dict[int, dict[str, Any]] = {}
         self.saved_bytes = self.peak_saved_bytes = self.peak_in_flight = 0
 
     def expect(self, direction: str, batch: int) -> None:
-        """Prepare to receive the values that a pass reads from other stages."""
         lane, ports = (FORWARD, self.stage.received) if direction == "forward" else (BACKWARD, self.stage.gradients_in)
         for port in ports:
             if (port.stage, lane, batch) not in self._arrivals:
@@ -72,7 +69,6 @@ class StageRunner:
         return {name: results[name] for name in self.stage.results}
 
     def backward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int], weight: float) -> None:
-        """Run a backward pass, which adds weight * gradient to the accumulators."""
         received = self._received(self.stage.gradients_in, BACKWARD, batch)
         if self._backward is None:
             return

@@ -45,7 +45,6 @@ class Pipeline(DividedModel):
         )
         self._statistics = [self.stage.forward.name_of(v) for v, _ in self.stage.forward.updates]
         self._loss_rank = partition.ranks[partition.stage_of_value(graph.outputs[0]) or 0]
-        # The first micro-batch whose loss was not finite, and the number of micro-batches.
         self._nonfinite = (0, 0)
         self._draws = any(v.role == "rng" for v in graph.inputs)
         differentiated = stage_graphs.differentiated_crossings(partition, trained)
@@ -135,16 +134,14 @@ class Pipeline(DividedModel):
                 self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
 
     def release_copies(self, partition: Partition) -> None:
-        """Release the copies, which become invalid when their owners update."""
         for value, stages in partition.copies.items():
             if self.index in stages:
                 name = partition.graph.name_of(value)
                 self._params.release(name, self._owner_clause(name))
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients of each parameter that several stages read, in the order of stages.
-
-        The rank of the parameter gets the sum.
+        """Sum the gradients of each parameter that several stages read, in the order of stages, on the rank of the
+        parameter.
         """
         messages = self._kvstore.transport.messages
         for name, stages in self._gradient_stages.items():
@@ -220,12 +217,10 @@ class Pipeline(DividedModel):
 
     @property
     def peak_in_flight(self) -> int:
-        """The largest number of micro-batches stored at a time."""
         return self._runner.peak_in_flight
 
     @property
     def peak_saved_bytes(self) -> int:
-        """The largest number of bytes stored for micro-batches at a time."""
         return self._runner.peak_saved_bytes
 
 

@@ -17,16 +17,15 @@ from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.stepper import Stepper
 
-# Limits of relative differences of the loss and outputs, and of the changes of states. The second pair is for float16
+# Limits of relative differences of the loss and outputs, and of the changes of states: for float32, then for float16
 # and bfloat16.
 LIMITS = (1e-4, 1e-3), (3e-2, 1e-1)
 
-# If a difference exceeds its limit, `_noise` measures how much rounding changes graphkit's own step. The limit is then
-# _NOISE_FACTOR times this change, at most _LARGEST. Rounding can move elements across the kink of a ReLU.
+# If a difference exceeds its limit, `_noise` measures how much rounding changes graphkit's own step, for example at the
+# kink of a ReLU. The limit is then _NOISE_FACTOR times this change, at most _LARGEST.
 _NOISE_FACTOR, _LARGEST = 4.0, 0.5
 _DRAWS = 2
 
-# Further roles in a report.
 LOSS, OUTPUT, METRIC, SKIPPED = "loss", "output", "metric", "skipped_step"
 
 
@@ -101,10 +100,6 @@ class Subject:
 
     Attributes:
         model: The exported step, a ModelProto.
-        spec: The training step, whose parameters are not changed.
-        states: The first values of the states by name.
-        rng: (seed, step).
-        counts: Numbers of updates and accumulated batches, and the weight of these batches.
         outputs: The output of `spec.graph` for each output of the file without loss and metrics.
         metrics: Kind, output and target input of each metric of the file.
     """
@@ -121,8 +116,6 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Results:
-    """Results of a step: the loss, outputs by their names in the file, and new states."""
-
     loss: Any
     outputs: Mapping[str, Any]
     states: dict[str, np.ndarray]
@@ -133,14 +126,11 @@ def compare_steps(
 ) -> StepReport:
     """Take steps on the batch `feeds` in both runtimes. Return how much they differ.
 
-    Both begin each step with graphkit's states: differences do not grow from step to step. At the end, both take a step
-    that must be skipped (see `_skipped_step`).
+    Both begin each step with graphkit's states: differences do not grow. At the end, both take a step that must be
+    skipped (see `_skipped_step`).
 
     Args:
         steps: For each step: the learning rate, and whether it flushes accumulated gradients.
-
-    Raises:
-        CheckFailed: A loss is not finite.
     """
     ours, theirs = _Graphkit(subject), _Runtime(subject, threads)
     roles: dict[str, list[str]] = {}
@@ -186,10 +176,6 @@ def _limits(
 def _differences(
     subject: Subject, roles: Mapping[str, Sequence[str]], before: Mapping[str, Any], ours: _Results, theirs: _Results
 ) -> dict[str, float]:
-    """Return how much `theirs` differs from `ours`, by role. before: the states before the step.
-
-    Metrics are not compared here.
-    """
     found = {LOSS: abs(float(theirs.loss) - float(ours.loss)) / max(abs(float(ours.loss)), 1e-6)}
     for name in subject.outputs:
         role = OUTPUT if name in subject.description["outputs"] else "batch_weight"
@@ -203,8 +189,8 @@ def _noise(
 ) -> dict[str, float]:  # fmt: skip
     """Return, by role, how much a step of graphkit changes if parameters change by two units in the last place.
 
-    For states, the result is at least that of `_rounding`. It can be large: if an exact gradient is 0, Adam divides a
-    rounding error by its own magnitude.
+    For states, the result is at least that of `_rounding`. It can be large: for a gradient of exactly 0, Adam divides a
+    rounding error by itself.
     """
     draw = np.random.default_rng(0)
     worst = {role: _rounding(names, before.states, new.states) for role, names in roles.items()}
@@ -278,7 +264,6 @@ def _output_difference(ours: Any, theirs: Any) -> float:
 
 
 def _metric_error(given: _Results, feeds: Mapping[str, Any], name: str, kind: str, output: str, target: str) -> float:
-    """Return the relative difference between a metric of the file and the same metric of the file's output."""
     scores, wanted = np.asarray(given.outputs[output], np.float64), np.asarray(feeds[target])
     if kind == "accuracy":
         expected = np.mean(scores.argmax(-1) == wanted)
@@ -305,7 +290,7 @@ def _skipped_step(
     for with_nan, states in _with_nan(before, feeds):
         try:
             given = theirs.step(with_nan, states, rate, True)
-        except CheckFailed:  # ONNX Runtime fails, for example at a NaN index
+        except CheckFailed:
             continue
         if np.isfinite(given.loss):
             continue
@@ -385,7 +370,6 @@ class _Graphkit:
             raise _untestable(str(error).partition(". The parameters")[0]) from None
         if not np.isfinite(loss) and not self._skips:
             raise _untestable(f"the loss or a gradient is not finite (loss {float(loss)})")
-        # The states that a Trainer keeps outside of its programs.
         own = {
             "random": random_state(self.rng),
             "accumulated_batches": np.asarray(self._stepper.accumulated, np.int64),

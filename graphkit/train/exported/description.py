@@ -23,12 +23,10 @@ from graphkit.train.programs.weights import BATCH_WEIGHT
 KEY = "graphkit.training_step"
 FORMAT, VERSION = "graphkit.training_step", 1
 
-# Roles of states without a parameter.
 _COUNTERS = {
     steps.STEP: "step", RANDOM: "random", BATCHES: "accumulated_batches", WEIGHT: "accumulated_weight",
     loss_scale.NAME: "loss_scale",
 }  # fmt: skip
-# Roles of inputs that are neither data nor targets.
 _CONTROLS = {steps.LEARNING_RATE: "learning_rate", FLUSH: "flush"}
 
 _ADVICE = (
@@ -46,7 +44,6 @@ def describe(
     Args:
         graph: The graph of `standalone_step`, or one with more outputs.
         carried: Input name to output name, for recurrent states.
-        init: Name of the init file.
     """
     names = list(graph.output_names)
     loss, further = names[0], [n for n in names[1:] if n not in metrics and n != BATCH_WEIGHT]
@@ -87,7 +84,6 @@ def _input_role(name: str, inputs: Sequence[str], weights: str | None) -> str:
 
 
 def _role(name: str, spec: StepSpec) -> dict[str, str]:
-    """Return the role of a state, with its parameter and slot."""
     if name in _COUNTERS and (name != loss_scale.NAME or spec.rule.scale is not None):
         return {"role": _COUNTERS[name]}
     for parameter, slot, role in _slots(spec):
@@ -97,7 +93,7 @@ def _role(name: str, spec: StepSpec) -> dict[str, str]:
 
 
 def _slots(spec: StepSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield (parameter, slot, role) for all states of trained parameters. A parameter itself has the slot ""."""
+    """Yield (parameter, slot, role) for all states of trained parameters. The slot of a parameter itself is ""."""
     for t in spec.trained:
         yield t.name, "", "parameter"
         yield t.name, AVERAGE, "average"

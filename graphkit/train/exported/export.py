@@ -35,7 +35,6 @@ from graphkit.train.programs.step import STEP
 
 RATES = ("schedule", "input")
 
-# Number of samples of a generated batch, unless the model has a fixed batch size.
 _SAMPLES = 4
 
 # First loss scale of a step with a float16 loss: the scaled loss must be below 65504.
@@ -168,7 +167,6 @@ def _rate(trainer: BaseTrainer, kind: str) -> Rate:
 def _compared_outputs(
     trainer: BaseTrainer, spec: StepSpec, renamed: Mapping[str, str], metrics: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, str, str]]]:
-    """Return `outputs` and `metrics` of a Subject."""
     outputs = {renamed[name]: name for name in spec.graph.output_names[1:]}
     if not metrics:
         return outputs, {}
@@ -198,7 +196,6 @@ def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
 
 
 def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[str, np.ndarray]:
-    """Return the present values of the states, in the order of the graph's inputs."""
     stepper = trainer._stepper
     own = {
         RANDOM: random_state(trainer.executor.rng),
@@ -213,7 +210,7 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
         name = graph.name_of(value)
         found[name] = np.array(stepper.store[name] if name in stepper.store else own[name])
     for t in spec.trained:
-        # The file starts from the same value if the parameter replaces a master weight of 0.
+        # With a master weight of 0, the update starts from the parameter: the file gets the parameter instead.
         master = f"{t.name}/{optimizer_states.MASTER}"
         if master in found and not found[master].any():
             found[master] = np.asarray(found[t.name], np.float32)
@@ -228,7 +225,6 @@ def _constants(trainer: BaseTrainer, graph: Graph) -> dict[str, Any]:
 
 
 def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
-    """Return the graph with states as ordinary inputs, and their new values as outputs."""
     states = state_values(graph)
     table = {v: Value(v.type, graph.name_of(v)) for v in states}
     plain = rewrite(graph, lambda _node, _operands: None, inputs=table)
@@ -241,17 +237,13 @@ def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
 
 
 def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Rename outputs that have the name of an input. Return the graph, and new names by old names.
-
-    In ONNX, a name belongs to one value.
-    """
+    """Rename outputs with the name of an input, which ONNX forbids. Return the graph, and new names by old ones."""
     free = Names(graph.name_of(v) for v in graph.inputs)
     names = {name: free.take(name) for name in graph.output_names}
     return graph.replace(output_names=names.values()), names
 
 
 def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.ndarray]]:
-    """Return a graph that outputs its parameters, the first values of the states, and their arrays by name."""
     free = Names(states)
     inputs = {
         name: Value(TensorType(dtype_of(array.dtype), array.shape), free.take(f"{name}/first"), role="parameter")
@@ -265,19 +257,16 @@ def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.n
 
 
 def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
-    """Return the target of each input of the step that takes one."""
     return {trainer._targets.program_input(name): name for name in trainer._targets.names}
 
 
 @dataclass(frozen=True)
 class _GraphOnly:
-    """Wraps a graph for functions that read only the graph of a model."""
-
     graph: Graph
 
 
 def _batch(trainer: BaseTrainer, spec: StepSpec, given: Any) -> dict[str, Any]:
-    """Return the arrays of the batch for the comparison: given or generated.
+    """Return the arrays of the batch for the comparison.
 
     Missing sample weights are random: equal weights would test nothing.
     """

@@ -1,7 +1,7 @@
 """One graph for a training step: forward, backward, update, learning rate, random numbers and counters.
 
-A Trainer keeps the learning rate, the state of random numbers, the count of accumulated batches, and the choice to skip
-a step in Python. Here, they are nodes and states of the graph: each run of the graph is a step.
+A Trainer keeps the learning rate, random state, count of accumulated batches, and the choice to skip a step in Python.
+Here, they are nodes and states: each run of the graph is a step.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ class Rate:
 
     Attributes:
         schedule: The schedule that the graph computes; None: the rate is the input `learning_rate`.
-        scale: Factor on the rates.
-        offset: Number added to the count of updates.
     """
 
     schedule: Schedule | None
@@ -105,13 +103,11 @@ def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] 
 
 
 def _joined(inputs: Iterable[Value], more: Iterable[Value], leave_out: Iterable[Value] = ()) -> list[Value]:
-    """Return the values of `inputs` and `more`, each value once, except those in `leave_out`."""
     dropped = set(leave_out)
     return [v for v in dict.fromkeys([*inputs, *more]) if v not in dropped]
 
 
 def _with_rate(graph: Graph, rate: Rate) -> Graph:
-    """Let the graph compute its learning rate from the count of updates."""
     fed, count = _input(graph, steps.LEARNING_RATE), _input(graph, steps.STEP)
     assert fed is not None, "every update has a rate"
     assert count is not None, "every update has a count"
@@ -142,7 +138,6 @@ def _with_random_state(graph: Graph) -> Graph:
 
 
 def _guard(graph: Graph) -> Value | None:
-    """Return the value that must be finite in a step of this graph, or None."""
     found = {node.operands[1] for node in graph.nodes if isinstance(node.op, FiniteGuard)}
     assert len(found) <= 1, "a step has one guard"
     return next(iter(found), None)
@@ -190,7 +185,7 @@ def _accumulating_step(spec: StepSpec, rate: Rate) -> Graph:
     accumulate = _without_guards(accumulate)
     sums = {s: new for s, new in accumulate.updates if _is_gradient_sum(accumulate, s)}
     others = [(s, _where(is_finite, new, s)) for s, new in accumulate.updates if s not in sums]
-    # The weight NaN of a batch that is not finite makes the sum of weights NaN: the update is skipped.
+    # A batch that is not finite has the weight NaN: the sum of weights is then NaN, and the update is skipped.
     weight = _where(is_finite, weight, F.constant(value=np.float32(np.nan)))
     count, total = F.add(batches, F.constant(value=np.asarray(1, np.int64))), F.add(weight_sum, weight)
     due = F.or_(flush, F.greater_or_equal(count, F.constant(value=np.asarray(spec.accumulate, np.int64))))
@@ -263,6 +258,5 @@ def _with_batch_weight(accumulate: Graph, graph: Graph) -> tuple[Graph, Value]:
 
 
 def state_values(graph: Graph) -> Sequence[Value]:
-    """Return the states of a step."""
     updated = {state for state, _ in graph.updates}
     return [v for v in graph.inputs if v in updated]

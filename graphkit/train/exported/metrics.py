@@ -13,9 +13,6 @@ from graphkit.train.targets import Targets
 def with_metrics(graph: Graph, metrics: Sequence[str], output: str, targets: Targets) -> Graph:
     """Return the graph with one output for each metric: its mean over the batch, a float32 scalar.
 
-    Args:
-        output: The output of the model that metrics compare with its target.
-
     Raises:
         UsageError: A metric is unknown, or has the name of an output of the model.
         UnsupportedError: A metric does not fit the target, or the step has no target.

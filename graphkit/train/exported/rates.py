@@ -61,7 +61,6 @@ def _progress(s: Any, step: Value) -> Value:
 
 
 def _between(first: float, last: float, progress: Value) -> Value:
-    """Return the value of half a cosine from `first` to `last`. progress: from 0 to 1."""
     wave = F.add(_number(1.0), F.cos(F.mul(_number(math.pi), progress)))
     found: Value = F.add(_number(last), F.mul(_number((first - last) * 0.5), wave))
     return found
@@ -87,7 +86,7 @@ def _polynomial(s: Any, step: Value) -> Value:
 
 
 def _one_cycle(s: Any, step: Value) -> Value:
-    s.progress(0)  # raises UsageError without steps
+    s.progress(0)
     start, end = s.rate / s.start_factor, s.rate / s.start_factor / s.end_factor
     top, last = s.rise * s.steps - 1.0, s.steps - 1.0
     rising = F.div(step, _number(top)) if top else _number(1.0)

@@ -1,4 +1,4 @@
-"""All-reduce gradients and losses inside a program. A bucket starts as soon as its last gradient is ready.
+"""All-reduce gradients and losses inside a program. The all-reduce of a bucket starts when its last gradient is ready.
 
 Buckets: Li et al., "PyTorch Distributed", VLDB 2020.
 """
@@ -42,16 +42,11 @@ def make_buckets(
 
     A bucket has one dtype, and at least `limit` bytes. A last bucket below half of `limit` is joined to the one before:
     its all-reduce would only add latency.
-
-    Args:
-        limit: Size of a bucket in bytes.
-        means, place: See `Buckets`.
     """
     first = {v: len(graph.nodes) for v in values.values()}
     for position, node in reversed(list(enumerate(graph.nodes))):
         first.update((v, position) for v in node.operands if v in first)
     groups: list[list[int]] = []
-    # By dtype: the open bucket and its bytes.
     filling: dict[DType, tuple[list[int], int]] = {}
     for index in sorted(values, key=lambda i: (-first[values[i]], i)):
         kind = values[index].tensor
@@ -97,10 +92,6 @@ def mean_gradients(
     """All-reduce gradients, and divide them by the weight of all ranks.
 
     Row-sparse gradients are not in buckets. Their sum contains every row that some rank has read, once.
-
-    Args:
-        gradients: The weighted gradients of this rank.
-        total: The weight of all ranks.
 
     Returns:
         The mean gradients, and for each all-reduce a value that is available when it is complete.

@@ -26,7 +26,6 @@ def after(value: Value, others: Iterable[Value]) -> Value:
 
 
 def pair(first: Value, second: Value) -> Value:
-    """Return two scalars of one dtype as a vector [2]."""
     result: Value = F.concat(F.reshape(first, [1]), F.reshape(second, [1]), axis=0)
     return result
 

@@ -35,7 +35,6 @@ def zero_if_finite(values: Sequence[Value]) -> Value:
 
 
 def loss_and_gradient_guard(loss: Value | None, zero: Value) -> Value:
-    """Return a guard that is finite if the loss and `zero` are finite. zero: the result of `zero_if_finite`."""
     result: Value = zero if loss is None else F.add(cast_like(loss, zero), zero)
     return result
 
@@ -74,7 +73,7 @@ def origin(
         else:
             arrays.append(convert(name, value.type, feeds[name]) if name in feeds else store[name])
     wanted = list(program.outputs[:outputs])
-    if outputs is None:  # a guard may check a loss that is not an output
+    if outputs is None:
         guards = [node.inputs[1] for node in program.nodes if node.op.name == "FiniteGuard"]
         wanted += dict.fromkeys(guard for guard in guards if guard is not None)
     needed = Graph(program.inputs, wanted)

@@ -1,5 +1,3 @@
-"""Masks of parameters in the programs of a training step."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,12 +11,11 @@ from graphkit.train.selection import Mask, TrainedParameter
 
 
 def masked(value: Value, mask: Mask | None) -> Value:
-    """Return a value that is 0 where the mask is False."""
     return value if mask is None else F.where(mask.value, value, scalar_like(0.0, value))
 
 
 def with_masked_reads(graph: Graph, trained: Sequence[TrainedParameter]) -> Graph:
-    """Return a training graph that reads 0 where masks are False. Gradients are then 0 there.
+    """Return a training graph that reads 0 where masks are False, so that gradients are 0 there.
 
     The masks become inputs. Lazy tables must have no mask.
     """

@@ -1,7 +1,7 @@
 """Divide a graph into the stages of a pipeline, by the ranks of groups (`gk.attr_scope(ctx_group=...)`).
 
 A stage is the part of one rank, and needs only values of earlier stages. A node without a group belongs to the latest
-stage of its operands, or to the first stage that reads it.
+stage of its operands, else to the first stage that reads it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ class Partition:
     Attributes:
         stage_of: The stage of each node with operands. Nodes without operands are computed by each stage that reads
             them.
-        owner_of: The stage that stores each parameter and state.
         copies: For parameters and states that several stages read: the stages that do not own them.
-        crossings: For values that later stages read: these stages. In the order of the graph.
+        crossings: For values that later stages read, in the order of the graph: these stages.
     """
 
     graph: Graph
@@ -41,13 +40,11 @@ class Partition:
     crossings: Mapping[Value, tuple[int, ...]]
 
     def stage_of_value(self, value: Value) -> int | None:
-        """Return the stage that computes or stores a value; None for the value of a node without operands."""
         if value.node is None:
             return self.owner_of.get(value)
         return self.stage_of.get(value.node)
 
     def received(self, stage: int) -> list[Value]:
-        """Return the values that a stage reads from earlier stages."""
         return [value for value, stages in self.crossings.items() if stage in stages]
 
     def sent(self, stage: int) -> list[Value]:
@@ -92,7 +89,6 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
 
 
 def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
-    """Raise UsageError if groups or ranks are unknown, a group has no rank, or a rank has no group."""
     known = {group for node in all_nodes(graph) if node.operands and (group := node.meta.get(GROUP)) is not None}
     if not known:
         raise UsageError(
@@ -115,7 +111,6 @@ def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
 
 
 def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
-    """Return the ranks in topological order."""
     # The ranks that each node depends on, as bits.
     dependencies: dict[Node, int] = {}
     # By (rank, other rank): a node of `rank` that depends on a value of `other rank`.
@@ -143,7 +138,6 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
 
 
 def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], groups: Mapping[str, int]) -> str:
-    """Return the message of an error: which ranks depend on each other, and through which nodes."""
     path = [ranks[0]]
     while path.count(path[-1]) == 1:
         path.append(next(other for other in ranks if (path[-1], other) in needs))
@@ -158,10 +152,7 @@ def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], gro
 
 
 def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
-    """Return the group of a node.
-
-    Control flow without a group has the group of its inner nodes, if one rank has all of them.
-    """
+    """Control flow without a group has the group of its inner nodes, if one rank has all of them."""
     if (group := node.meta.get(GROUP)) is not None or not is_control(node):
         return group
     inside = dict.fromkeys(
@@ -182,8 +173,8 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
         known = [stage_of[v.node] for v in node.operands if v.node in stage_of]
         if known:
             stage_of[node] = max(known)
-    # The other nodes depend only on graph inputs and nodes without operands. In reverse order, their readers have
-    # stages already.
+    # The other nodes depend only on graph inputs and nodes without operands. In reverse order, their readers already
+    # have stages.
     first: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node.operands and node not in stage_of:
@@ -242,7 +233,6 @@ def _check_crossing(divided: Partition, value: Value) -> None:
 
 
 def _bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the 1 bits of a mask."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

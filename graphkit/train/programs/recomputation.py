@@ -30,7 +30,6 @@ def check(recompute: Recompute | None) -> None:
 
 
 def recompute_marked_nodes(program: Graph, device: AnyDevice = "cpu") -> Graph:
-    """Return the program in which nodes built in `gk.attr_scope(recompute=True)` are recomputed."""
     if all(MARK not in node.meta for node in program.nodes):
         return program
     return recompute_marked(prepared(program, device))
@@ -43,13 +42,8 @@ def limit_memory(
     arena_bytes: Callable[[Graph], int],
     device: AnyDevice = "cpu",
 ) -> Graph:
-    """Return the training program with the recomputation that the setting asks for.
-
-    With a limit, as few segments as possible are recomputed. Segments that save the most bytes per arithmetic operation
-    come first.
-
-    Args:
-        arena_bytes: Returns the bytes of the arena of a program.
+    """With a limit, as few segments as possible are recomputed, first those that save the most bytes per arithmetic
+    operation.
 
     Raises:
         UsageError: The limit cannot be met.
@@ -84,10 +78,8 @@ def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
 
 
 def prepared(program: Graph, device: AnyDevice = "cpu") -> Graph:
-    """Return the program in the form that recomputation needs.
-
-    Random nodes have fixed streams: a recomputed copy draws the same numbers. Equal expressions are merged. Composite
-    operators without a kernel are expanded.
+    """Random nodes get fixed streams: a recomputed copy draws the same numbers. Equal expressions are merged, and
+    composite operators without a kernel are expanded.
     """
     kinds = kinds_of(device)
     for kind in kinds:

@@ -1,5 +1,3 @@
-"""The programs of a worker that pushes gradients to servers."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -77,9 +75,8 @@ def _gradient_outputs(
 
 
 def row_reads(graph: Graph, trained: Sequence[TrainedParameter]) -> Graph | None:
-    """Return a program that computes which rows of the lazy tables a step will read; None without lazy tables.
-
-    Its outputs are `<parameter>/rows`, int64 [K], with repetitions.
+    """Return a program that computes which rows of the lazy tables a step will read, with repetitions. None without
+    lazy tables.
 
     Raises UsageError if the indices depend on rows of such a table.
     """

@@ -40,7 +40,6 @@ class ParameterSlice(NamedTuple):
 
 
 def check_elementwise(optimizer: Optimizer) -> None:
-    """Raise UsageError if the optimizer needs norms of whole parameters."""
     if not optimizer.elementwise:
         raise UsageError(
             f"shard_optimizer (--shard-optimizer) cannot be used with {optimizer.kind}: it needs norms of whole "
@@ -49,7 +48,6 @@ def check_elementwise(optimizer: Optimizer) -> None:
 
 
 def slices_of_rank(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, begin, end) for each part of a parameter in the slices of a rank."""
     for group, slices in zip(buckets.groups, _slices(values, buckets), strict=True):
         for place, begin, end in slices.parts(rank):
             yield group[place], begin, end
@@ -71,10 +69,6 @@ def reduce_scatter(
     values: Sequence[Value], gradients: Sequence[Value], total: Value, buckets: Buckets
 ) -> tuple[list[ParameterSlice], list[Value]]:
     """Reduce-scatter gradients, and divide them by the weight of all ranks.
-
-    Args:
-        gradients: The weighted gradients of this rank.
-        total: The weight of all ranks.
 
     Returns:
         The slices of this rank, and for each reduce-scatter a value that is available when it is complete.
@@ -144,7 +138,6 @@ def square_norm(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Va
     """Compute the squared norm of the gradients of all ranks, and whether they are finite, with one all-reduce.
 
     Args:
-        gradients: Those of this rank's slices.
         before: Values that are available when earlier collectives are complete.
 
     Returns:
@@ -182,7 +175,6 @@ def whole_slots(
     """Collective: gather the slots of all parameters by name, one parameter after the other.
 
     Args:
-        gather: Returns the arrays of all ranks, by rank.
         keep: Whether this rank needs the result. Otherwise it is empty.
     """
     found: dict[str, np.ndarray] = {}
@@ -201,7 +193,6 @@ def own_slots(
     buckets: Buckets,
     arrays: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a checkpoint, with this rank's slices instead of whole slots."""
     assert buckets.place is not None, _IS_SHARDED
     keys = {name: {f"{name}/{slot}" for slot in kinds} for name, kinds in slots.items()}
     divided = set().union(*keys.values())

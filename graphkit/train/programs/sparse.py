@@ -1,7 +1,7 @@
 """Row-sparse updates: a step changes only those rows of a table that it read.
 
 A table is a parameter that the model reads only by Gather along axis 0. The gradient has one row per index. The
-optimizer updates these rows and their slots in place, so the cost of a step does not depend on the size of the table.
+optimizer updates these rows and their slots in place: the cost does not depend on the size of the table.
 
 Rows that a step does not read stay unchanged, and so do their slots. If several indices refer to one row, it is updated
 once, by the sum of their gradients. Bias corrections count all steps, as in torch.optim.SparseAdam.
@@ -22,7 +22,6 @@ from graphkit.ops.tensor.gather import Gather
 from graphkit.train.optim import Optimizer
 from graphkit.train.selection import TrainedParameter
 
-# For smaller tables, a dense update takes little time.
 _MANY_ROWS = 1 << 12
 
 
@@ -51,7 +50,6 @@ class Lookups:
         parts = [F.reshape(g, wide) if math.prod(tail) else g for g in gradients]
         indices = self.indices
         grads = parts[0] if len(parts) == 1 else F.concat(*parts, axis=0)
-        # Of several positions that read the same row, the last one is the owner.
         owners = F.last_equal(indices, bound=self.table.tensor.static_shape[0])
         return Rows(self.table, indices, owners, F.gather_grad(grads, grads, owners, axis=0))
 
@@ -60,8 +58,8 @@ class Lookups:
 class Rows:
     """A row-sparse gradient: indices of rows, with repetitions, and one gradient row for each position.
 
-    Of several positions with the same index, the last one owns the row. Its gradient row is the sum over these
-    positions; the others are zero. So `gradient` has the norm of the dense gradient.
+    The last of several positions with one index owns the row. Its gradient row is the sum over these positions; the
+    others are zero. So `gradient` has the norm of the dense gradient.
 
     Attributes:
         owners: int64 [K], the owner of the row of each position; None without repetitions.
@@ -82,7 +80,6 @@ class Rows:
         return repeated
 
     def compact(self) -> tuple[Value, Value]:
-        """Return the indices without repetitions, and the gradients of these rows."""
         if self.owners is None:
             return self.indices, self.gradient
         places = F.range(np.array(0), F.reshape(F.shape(self.indices), np.array([], np.int64)), np.array(1))
@@ -119,7 +116,6 @@ def _gathers_rows(node: Node, table: Value) -> bool:
 
 
 def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[TrainedParameter]:
-    """Return the large parameters that could have row-sparse updates."""
     possible = {t.value: t for t in trained if t.value.rank and t.value.tensor.static_shape[0] >= _MANY_ROWS}
     if not possible:
         return []

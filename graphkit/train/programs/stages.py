@@ -21,7 +21,6 @@ from graphkit.train.selection import TrainedParameter
 from graphkit.train.states import widened
 
 _STORED = ("parameter", "state")
-# Name prefixes of received inputs and of sent outputs.
 _RECEIVED, _SENT = "received/", "sent/"
 
 
@@ -30,7 +29,6 @@ class Port:
     """Arrays that this stage receives from, or sends to, one other stage.
 
     Attributes:
-        names: Names of the arrays in this stage's programs.
         values: The arrays as values of the whole graph.
     """
 
@@ -41,9 +39,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Stage:
-    """The programs of one stage.
-
-    The backward program reads data, stored parameters, saved and received values, the gradients of sent values, the
+    """The backward program reads data, stored parameters, saved and received values, the gradients of sent values, the
     weight of the batch, and LOSS_GRADIENT if this stage computes the loss. It adds weight * gradient to
     `<parameter>/gradient_sum`.
 
@@ -51,9 +47,6 @@ class Stage:
         forward: Inputs: all data of the model; parameters and states that this stage reads; received values. Outputs:
             sent values, results, and values to save.
         backward: None if no gradient flows through this stage.
-        gradients_in: Gradients of sent values.
-        gradients_out: Gradients of received values.
-        results: Names of the requested outputs that this stage computes.
         saved: The values to save for each micro-batch: inputs of the backward program, and the outputs of the forward
             program for them.
         kept: Names of received values that the backward program also reads.
@@ -127,7 +120,6 @@ def _port(stage: int, prefix: str, values: Sequence[Value], graph: Graph) -> Por
 
 
 def inference_stage(partition: Partition, stage: int, results: Mapping[str, Value]) -> Stage:
-    """Return a stage without a backward program. results: the requested values of the graph, by name."""
     forward = _ForwardPart(partition, stage, results)
     outputs = forward.forward_outputs()
     program = Graph(forward.inputs(), outputs.values(), (), f"{forward.graph.name}_{stage}", output_names=outputs)
@@ -158,7 +150,6 @@ def training_stage(
 
 
 def differentiated_crossings(partition: Partition, trained: Sequence[TrainedParameter]) -> frozenset[Value]:
-    """Return the values between stages through which gradients flow from the loss to trained parameters."""
     active = {t.value for t in trained}
     for node in partition.graph.nodes:
         if any(v in active for v in node.operands):
@@ -199,7 +190,7 @@ class _JointGraph:
     ):  # fmt: skip
         self.forward = forward
         graph = forward.graph
-        # The inputs for gradients from later stages and of the loss, by name.
+        # The inputs for the gradients with which the backward pass starts.
         self.seeds = {
             n: Value(v.type, n) for port in gradients_in for n, v in zip(port.names, port.values, strict=True)
         }
@@ -224,11 +215,9 @@ class _JointGraph:
                 self.updates.append((total, F.add(total, F.mul(grad, cast_like(self.weight, grad)))))
 
     def split(self) -> tuple[Graph, Graph | None, Mapping[str, str], tuple[str, ...]]:
-        """Return `forward`, `backward`, `saved` and `kept` of the Stage."""
         forward_part = self.forward
         outputs = forward_part.forward_outputs()
-        # Each gradient is the update of a placeholder state. Graph passes replace gradients, but keep states, which
-        # thus identify the gradients.
+        # Each gradient is the update of a placeholder state: graph passes replace gradients, but keep states.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
             [*forward_part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],
@@ -253,7 +242,6 @@ class _JointGraph:
         forward_nodes = {n for n in before if n.operands and not is_marked(n) and not getattr(n.op, "views", ())}
         saved = _saved_values(forward_nodes, [*(v for _, v in sums), *gradients], {state for state, _ in statistics})
         placeholders = {v: Value(v.type, f"saved/{i}") for i, v in enumerate(saved)}
-        # A saved value that is already an output needs no second output.
         known = dict(zip(reversed(program.outputs), reversed(list(outputs)), strict=True))
         further = [v for v in saved if v not in known]
         names = {v.name: known.get(value, v.name) for value, v in placeholders.items()}
@@ -272,8 +260,8 @@ class _JointGraph:
 def _saved_values(forward_nodes: set[Node], roots: Sequence[Value], written: set[Value]) -> list[Value]:
     """Return the values of the forward pass that the backward pass reads.
 
-    roots: the results of the backward pass. written: states that the forward program overwrites, whose old values are
-    saved if they are read.
+    roots: the results of the backward pass. written: states that the forward program overwrites. If the backward pass
+    reads them, their old values are saved.
     """
     stop = [v for n in forward_nodes for v in n.outputs]
     backward_nodes = topological(roots, stop=stop)
@@ -291,9 +279,7 @@ def _backward(
     Args:
         placeholders: The input of the backward program for each saved value.
         seeds: Further inputs: gradients from later stages, and the weight of the batch.
-        sums: The accumulators with their new values.
         gradients: The gradients that are sent to earlier stages.
-        names: The names of these outputs.
     """
     table: dict[Value, Value] = dict(placeholders)
     roots = [*(v for _, v in sums), *gradients]

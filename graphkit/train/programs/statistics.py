@@ -17,7 +17,6 @@ from graphkit.train.programs.expressions import after
 
 
 def synchronises(kvstore: KVStore | None) -> bool:
-    """Whether statistics are computed over several processes. kvstore: None for one process."""
     return kvstore is not None and kvstore.num_workers > 1
 
 
@@ -38,13 +37,10 @@ def sync_statistics(graph: Graph, kvstore: KVStore | None) -> Graph:
 
 @dataclass(frozen=True)
 class IdleStatistics:
-    """The collectives of BatchNormalization in a rank without samples.
-
-    The rank contributes zeros, and updates its running statistics from those of the other ranks.
+    """A rank without samples contributes zeros, and updates its running statistics from those of the other ranks.
 
     Attributes:
         inputs: Graph inputs that must be fed with zeros.
-        states: The states that `updates` read or write.
         last: Output of the last AllReduceMoments, or None.
         sums: The operator and operands of each AllReduce, in order.
     """
@@ -62,7 +58,7 @@ class IdleStatistics:
     def after_sums(self, values: Sequence[Value], before: Value) -> list[Value]:
         """Return `values`, which become available after the last AllReduce.
 
-        The AllReduces run one after another. The first one waits for `before`.
+        The AllReduces run one after another, the first one after `before`.
         """
         if not self.sums:
             return list(values)
@@ -72,7 +68,6 @@ class IdleStatistics:
 
 
 def idle_statistics(graph: Graph, step: Graph) -> IdleStatistics:
-    """Return the collectives of a rank without samples. graph: the training graph; step: its training program."""
     fed: list[Value] = []
     last: Value | None = None
 

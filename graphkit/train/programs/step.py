@@ -54,7 +54,6 @@ class UpdateRule:
     """How gradients become updates.
 
     Attributes:
-        ema: The moving average of the parameters, or None.
         on_nonfinite: "raise": the program raises NotFinite if the loss is not finite. "skip": it raises NotFinite if
             the loss or a gradient is not finite. "ignore": it never raises NotFinite.
         scale: The state with the loss scale, or None. With a scale, gradients that are not finite always raise
@@ -88,9 +87,10 @@ def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[V
 def _updates(
     trained: Sequence[TrainedParameter], gradients: Sequence[Value | Rows], rule: UpdateRule, guard: Value | None
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
-    """Return new graph inputs (learning rate, step count, slots, averages, loss scale), and the updates.
+    """Return new graph inputs (learning rate, step count, slots, averages, loss scale), and the updates without running
+    statistics.
 
-    Running statistics are not updated. guard: see `finite.guarded`.
+    guard: see `finite.guarded`.
     """
     dense = [states.widened(g) for g in dense_of(gradients)]
     if rule.clip_norm is not None:
@@ -159,16 +159,12 @@ def _updated(
 
 
 def _depends_on_types(optimizer: Optimizer) -> bool:
-    """Whether the types of the operands determine the nodes of an update.
-
-    A class or method `update` of the user may read more, such as the name of the parameter.
-    """
+    """Whether the types of the operands determine the nodes of an update. User code may read more, such as names."""
     sources = (type(optimizer), optimizer.update)
     return all(getattr(source, "__module__", "").startswith("graphkit.") for source in sources)
 
 
 def _joined(*parts: Sequence[Value]) -> list[Value]:
-    """Return the values of all parts, each value once."""
     return list(dict.fromkeys(value for part in parts for value in part))
 
 
@@ -178,7 +174,6 @@ def _average_update(parameter: TrainedParameter, new: Value, ema: EMA, step: Val
 
 
 def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
-    """Return gradients as tensors: of a row-sparse gradient, its rows."""
     return [g.gradient if isinstance(g, Rows) else g for g in gradients]
 
 
@@ -193,14 +188,12 @@ def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: Update
 
 
 def guarded_updates(updates: Sequence[tuple[Value, Value]], guard: Value | None) -> list[tuple[Value, Value]]:
-    """Add a guard (see `finite.guarded`) to updates."""
     return [(state, finite.guarded(new, guard)) for state, new in updates]
 
 
 def gradients_of(
     graph: Graph, loss: Value, trained: Sequence[TrainedParameter], rule: UpdateRule
 ) -> list[Value | Rows]:
-    """Return the gradients of a loss; row-sparse for lazy tables."""
     tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
     if tables and not rule.optimizer.elementwise:
         raise UsageError(
@@ -295,12 +288,10 @@ def split_step(
 
 
 def gradient_sum(parameter: TrainedParameter) -> Value:
-    """Return the state with the accumulated gradients of a parameter."""
     return Value(states.state_type(parameter.value.tensor), f"{parameter.name}/{GRADIENT_SUM}", role="state")
 
 
 def mean_of_sums(sums: Sequence[Value], total: Value) -> list[Value]:
-    """Return accumulated gradients divided by their total weight."""
     weight = divisor(total)
     return [F.div(s, cast_like(weight, s)) for s in sums]
 
@@ -321,8 +312,8 @@ def _accumulated(
 ) -> tuple[list[tuple[Value, Value]], Value | None]:
     """Return the updates of the accumulators `sums` by weight * gradient, and the guard of the step.
 
-    shared: whether there are several ranks. If they also share statistics of BatchNormalization, gradients of one
-    rank's loss flow through other ranks: the loss must then be multiplied by the weight before the backward pass.
+    shared: whether there are several ranks. If these share statistics of BatchNormalization, gradients of one rank's
+    loss flow through other ranks: the loss must be multiplied by the weight before the backward pass.
     """
     if not shared or not any(isinstance(node.op, AllReduceMoments) for node in topological([loss])):
         factor = finite.guarded(weight, guard)
@@ -339,7 +330,6 @@ def _accumulated(
 def _update(
     name: str, trained: Sequence[TrainedParameter], rule: UpdateRule, sums: Sequence[Value], buckets: Buckets | None
 ) -> Graph:
-    """Return the program that updates the parameters by accumulated gradients, and resets the accumulators."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     if buckets is None:
         means = mean_of_sums(sums, total)
@@ -356,8 +346,8 @@ def stage_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRul
     """Return two programs that update one stage by accumulated gradients. Both have the input `total_weight`.
 
     The first program has the outputs `squares`, the sum of the squared mean gradients, and `finite`, 0 or NaN. The
-    ranks sum both numbers, and decide together whether to run the second program, which updates and resets the
-    accumulators. If the rule clips, it multiplies gradients by its input `gradient_scale`. Tables must not be lazy.
+    ranks sum both, and decide together whether to run the second program, which updates and resets the accumulators. To
+    clip gradients, it multiplies them by its input `gradient_scale`. Tables must not be lazy.
     """
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     scale = Value(TensorType(DType.FLOAT32, ()), SCALE)
@@ -421,7 +411,6 @@ def split_idle_step(graph: Graph, accumulate: Graph, rule: UpdateRule, always: b
     """Return the program that a rank without samples runs instead of `accumulate`.
 
     Args:
-        accumulate: The first program of `split_step`.
         always: Return a program, not None, even if it only all-reduces the loss.
     """
     idle = idle_statistics(graph, accumulate)
@@ -529,7 +518,6 @@ def _sharded_updates(
 
 
 def refuse_lazy(trained: Sequence[TrainedParameter], reason: str) -> None:
-    """Raise UsageError if there are row-sparse updates. reason: the end of the message."""
     if lazy := [t.name for t in trained if t.lazy]:
         raise UsageError(f"row-sparse updates (lazy=, --sparse-update) of {', '.join(lazy)} {reason}")
 

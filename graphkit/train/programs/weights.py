@@ -19,7 +19,7 @@ from graphkit.ops.pointwise import scalar_like
 
 # The input or output (float32 scalar) of training programs with the weight of a batch.
 BATCH_WEIGHT = "batch_weight"
-# The input or output with the sum of these weights, over batches or ranks.
+# The same for the sum of weights over batches or ranks.
 TOTAL_WEIGHT = "total_weight"
 
 
@@ -31,10 +31,7 @@ class Term(NamedTuple):
 
 
 def quotient(total: Value, weight: Value) -> Term:
-    """Return `total / weight` (`total` if the weight is 0) as a Term. No gradient flows through the weight.
-
-    The mean is computed in float32, or in float64 if `total` is float64.
-    """
+    """Return `total / weight` (`total` if the weight is 0) as a Term. No gradient flows through the weight."""
     weight = F.stop_gradient(weight)
     wide = total.dtype if total.dtype is DType.FLOAT64 else DType.FLOAT32
     mean = F.div(F.cast(total, to=wide), divisor(F.cast(weight, to=wide)))
@@ -51,7 +48,6 @@ def divisor(total: Value) -> Value:
 
 
 def mean_of(total: float, weight: float) -> float:
-    """Return `total / weight`, or `total` if the weight is 0."""
     return total / weight if weight else total
 
 
@@ -72,7 +68,6 @@ def target_count(graph: Graph, target: Value) -> Value | None:
 
 
 def _samples(graph: Graph) -> object:
-    """Return the dimension that counts samples: the first one of the first data input."""
     first = next((v.type for v in graph.inputs if v.role == "data"), None)
     if not isinstance(first, TensorType) or not first.shape:
         return None

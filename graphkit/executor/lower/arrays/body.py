@@ -27,7 +27,6 @@ class InstanceContext:
         faults: Words of uint32 on the device: one for each `Faulty` kernel, in the order of `faulty`, and a last one,
             which the host sets to end all loops.
         iteration_limit: The largest number of iterations of any loop in a recording, an int64 on the device.
-        without_collectives: Whether recordings contain no collective.
     """
 
     def __init__(self, device: Device, faults: Any, iteration_limit: Any, *, without_collectives: bool):
@@ -37,12 +36,10 @@ class InstanceContext:
 
     @property
     def conditions(self) -> bool:
-        """Whether recordings may contain conditions."""
-        # With NCCL, a recording waits for events outside of it, which it cannot do with conditions.
+        # A recording with NCCL waits for events outside of it, which a recording with conditions cannot do.
         return self._without_collectives and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
     def word(self) -> Any:
-        """Return the fault word of the next kernel."""
         return next(self._words)
 
 
@@ -50,7 +47,7 @@ class SubgraphStep(Lowering):
     """A node that runs subgraphs: in a native program, or as steps on device arrays.
 
     failure: None if the step itself cannot fail, else a function from the node and its fault word to the error (see
-    `Faulty`). This word comes after those of the subgraphs.
+    `Faulty`). The word comes after those of the subgraphs.
     """
 
     runs_in_subgraph = True
@@ -62,9 +59,8 @@ class SubgraphStep(Lowering):
 
     @property
     def host_reason(self) -> str:
-        """Why the host must read values in each run to choose the steps of this node. Such a node cannot be recorded.
-
-        "" without such a reason.
+        """Why the host must read values in each run to choose the steps of this node, which then cannot be recorded;
+        otherwise "".
         """
         return next(filter(None, map(_why_not_recorded, self.subgraphs.values())), "")
 
@@ -106,21 +102,16 @@ class SubgraphKernel(ABC):
 
 
 class ArrayMaker(ABC):
-    """A kernel that allocates its results of run-time sizes."""
-
     can_be_recorded: bool
 
     @abstractmethod
-    def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        """Run the kernel and return the results without planned memory, by position."""
+    def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]: ...
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        """Run a node whose results all have planned memory."""
         self.made(inputs, outputs, scratch)
 
 
 def launches_of(kernel: ArrayKernel | None) -> int:
-    """Return the approximate number of steps in a call of a kernel."""
     return kernel.launches if isinstance(kernel, SubgraphKernel) else 1
 
 
@@ -148,7 +139,6 @@ def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
 
 
 def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceContext) -> ArrayKernel | None:
-    """Return the kernel of a node; None for a step that allocates its results."""
     if isinstance(lowering, LaunchedStep):
         return device.prepare(node, lowering.kernel, context.word() if lowering.kernel.fault else None)
     if isinstance(lowering, SubgraphStep):
@@ -157,12 +147,10 @@ def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceCon
 
 
 def array_at(device: Device, memory: Any, offset: int, kind: TensorType) -> Any:
-    """Return the array of type `kind` at an offset in bytes."""
     return device.view(memory, offset, kind.static_shape, stored(device, kind))
 
 
 def stored(device: Device, kind: TensorType) -> np.dtype:
-    """Return the element type of the device's arrays for tensors of type `kind`."""
     found = device.stored(kind.dtype)
     assert found is not None, "the program has checked all types"
     return found
@@ -196,7 +184,6 @@ class ArrayBody:
         return value in self._lowered.placement.used
 
     def steps(self, arena: Any, inputs: Sequence[Any], results: Sequence[Any]) -> Iterator[BoundStep]:
-        """Yield the steps of a call on this memory."""
         lowered, placement = self._lowered, self._lowered.placement
         places = {**self._constants, **dict(zip(lowered.graph.inputs, inputs, strict=True))}
         for result, target in zip(placement.results, results, strict=True):
@@ -224,12 +211,10 @@ class ArrayBody:
 
 
 def host_reads_values(kernel: ArrayKernel | None) -> bool:
-    """Return whether the host reads values to choose the steps of a kernel."""
     return isinstance(kernel, SubgraphKernel) and kernel.host_reads
 
 
 def repeats(kernel: ArrayKernel | None) -> bool:
-    """Return whether a recording of a kernel contains loops whose length depends on values."""
     return isinstance(kernel, SubgraphKernel) and kernel.repeats
 
 

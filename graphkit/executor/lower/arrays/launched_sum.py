@@ -48,8 +48,6 @@ class LaunchedSum(PythonStep):
 
 
 class Progress(NamedTuple):
-    """The state of a run: the number of launched collectives, and those that are ready but not launched."""
-
     launched: int
     ready: Mapping[str, Callable[[], None]]
 
@@ -58,7 +56,6 @@ class SumQueue:
     """The collectives of one instance of a program.
 
     Args:
-        stream: The stream of the program.
         nodes: The nodes that start collectives, in the order of the graph.
         steps: In order: (key, None) for a step that starts a collective, (None, keys) for a step that waits.
     """
@@ -178,7 +175,6 @@ class SumQueue:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a lost process has aborted collectives."""
         return self._sums.broken
 
     @contextmanager
@@ -194,7 +190,6 @@ class SumQueue:
         return Progress(self._launched, dict(self._ready))
 
     def resume(self, progress: Progress) -> None:
-        """Set the state of the run after a recording was replayed."""
         self._launched, self._ready = progress.launched, dict(progress.ready)
 
 

@@ -35,7 +35,6 @@ MOST_RECORDED = 1 << 16
 
 
 def has_fixed_operands(node: Node) -> bool:
-    """Return whether the sizes of a loop's operands, without captures, and states are known."""
     view = LoopView.of(node)
     values = (*view.operands[: view.at_captures.start], *node.outputs[: view.state_count])
     return all(v is None or has_fixed_size(v) for v in values)
@@ -139,7 +138,6 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             raise failure_of(self._layout.node, error) from None
 
     def _limit(self, inputs: Sequence[Any]) -> int | None:
-        """Return the largest number of iterations, or None."""
         if self._trips is not None:
             return self._trips
         if not self._layout.is_loop:
@@ -150,7 +148,6 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         return None if limit is None else int(self._device.copy_out(limit, None).reshape(()))
 
     def _head_of(self, memory: _Memory, trip: int) -> list[Any]:
-        """Return the iteration number and the condition of a Loop."""
         if not self._head:
             return []
         number, flag = self._head
@@ -219,8 +216,6 @@ class _Stack:
 
 
 class _Memory:
-    """The places of a loop's values in each iteration."""
-
     def __init__(self, device: Device, layout: LoopLayout, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any):
         self._device, self._layout = device, layout
         self._inputs, self._outputs, self._scratch = inputs, outputs, scratch
@@ -234,7 +229,6 @@ class _Memory:
         return array_at(self._device, self._scratch, offset, kind)
 
     def entry(self, head: Sequence[Any], trip: int) -> list[Any]:
-        """Return the inputs of the body. head: the iteration number and the condition of a Loop."""
         return self._layout.entry(
             head,
             self._inputs,
@@ -244,12 +238,10 @@ class _Memory:
         )
 
     def written(self, trip: int) -> list[Any]:
-        """Return the places where the body writes its outputs."""
         rows = [self._written_row(stack, trip) for stack in self._layout.stacked]
         return self._layout.written(self.flag, rows, lambda state: self._after(state, trip))
 
     def _row(self, whole: Any, kind: TensorType, trip: int, backwards: bool) -> Any:
-        """Return the slice of an iteration, on the device or in host memory."""
         if isinstance(whole, _Stack):
             return whole.row(trip)
         number = whole.shape[0] - 1 - trip if backwards else trip
@@ -264,14 +256,12 @@ class _Memory:
         return self._row(self._outputs[stack.output], stack.row.tensor, trip, stack.backwards)
 
     def _read_row(self, scan: Scanned, trip: int) -> Any:
-        """Return the place where the body reads a slice."""
         copied = self._layout.copied.get(scan.row)
         if copied is None:
             return self._scanned_row(scan, trip)
         return self.view(copied[trip % 2 if scan.row in self._layout.hosted else 0], scan.row.tensor)
 
     def _written_row(self, stack: Stacked, trip: int) -> Any:
-        """Return the place where the body writes a slice."""
         copied = self._layout.copied.get(stack.row)
         return self._stacked_row(stack, trip) if copied is None else self.view(copied[trip % 2], stack.row.tensor)
 

@@ -31,8 +31,6 @@ class StagedStep(PythonStep):
 
 
 class _Staged:
-    """Holds host arrays for the operands and results of a node."""
-
     can_be_recorded = False  # its collective waits for other processes
 
     def __init__(self, device: Device, inputs: Iterable[Value | None], outputs: Iterable[Value]):
@@ -79,8 +77,6 @@ class Waits(_Staged):
 
 
 class Exchanges(_Staged):
-    """Starts a collective and waits for it."""
-
     def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel):
         super().__init__(device, node.inputs, node.outputs)
         self._run = run
