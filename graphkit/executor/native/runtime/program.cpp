@@ -241,7 +241,9 @@ void Instance::run_part(const Call& call, const std::function<void()>& poll) {
     poll_ = &poll;
     committed_ = false;
     const Team team(program_.threads());
+    const std::int64_t start = now();
     run_block(program_.root());
+    part_nanoseconds_ = now() - start;
 }
 
 void Instance::run_block(const Block& block) {
