@@ -7,10 +7,10 @@ pool, in binary form; the expected outputs come from runs of single inputs in th
 Before and after each phase, full batches run in this process: the rate of a phase is compared with theirs, and
 latencies with the time of one full batch.
 --network corner: a model that computes next to nothing, so that the processor time is that of requests.
-With --disturb, malformed, oversized, slow and aborted requests come at the same time. With --reload, the file of the
-model is replaced after each such number of seconds by one with other weights, and loaded again. Requests that are sent
-after the answer must get the outputs of the new weights. With --same, the file stays as it is. At the end, SIGTERM ends
-the server under load: every request that it received must be answered.
+With --disturb, another process sends malformed, oversized, slow and aborted requests at the same time. With --reload,
+the file of the model is replaced after each such number of seconds by one with other weights, and loaded again.
+Requests that are sent after the answer must get the outputs of the new weights. With --same, the file stays as it is.
+At the end, SIGTERM ends the server under load: every request that it received must be answered.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class Files:
         """Replace the file by the one with the next weights, and return their number."""
         following = (max(self.loaded) + 1) % len(self.weights)
         self.loaded |= {following}
-        copy = self.served.with_suffix(".new")
-        shutil.copyfile(self.weights[following], copy)
-        copy.rename(self.served)
+        # A link, not a copy: a copy would take time of the clients and of the cores.
+        link = self.served.with_suffix(".new")
+        os.link(self.weights[following], link)
+        link.rename(self.served)
         return following
 
 
@@ -173,43 +174,55 @@ async def client(load: Load, seen: Seen, place: int, gate: asyncio.Event) -> Non
             connection = None
 
 
-async def disturb(load: Load, seen: Seen, gate: asyncio.Event, options: argparse.Namespace) -> None:
-    """Send what no client should send, and load the model again, as the options say."""
-    usual = load.requests[0]
-    path = f"/v2/models/{load.name}/infer"
-    messages = {
-        "malformed": b"POST " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n{]}",
-        "oversized": f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {_LIMIT + 1}\r\n\r\n".encode(),
-        "no HTTP": b"\x00\x01\x02\r\n\r\n",
-        "slow": usual[: len(usual) // 2],
-        "aborted": usual,
-        "load again": f"POST /v2/repository/models/{load.name}/load HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
-    }
+class Disturbance:
+    """The process that sends wrong requests, and the reloads of the model, as the options say."""
 
-    async def repeat(kind: str, message: bytes, pause: float) -> None:
-        expected = {"malformed": 400, "oversized": 413, "no HTTP": 400, "load again": 200}
-        while True:
+    def __init__(self, load: Load, seen: Seen, options: argparse.Namespace):
+        self._load, self._seen, self._options = load, seen, options
+        self._wrong: asyncio.subprocess.Process | None = None
+
+    async def begin(self) -> None:
+        if self._options.disturb:
+            request = self._load.files.served.with_suffix(".request")
+            request.write_bytes(self._load.requests[0])
+            script = Path(__file__).with_name("wrong_requests.py")
+            arguments = (str(self._load.port), self._load.name, str(_LIMIT), str(request))
+            self._wrong = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", str(script), *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+
+    def set(self, running: bool) -> None:
+        """Start or stop wrong requests."""
+        if self._wrong is not None:
+            assert self._wrong.stdin is not None
+            self._wrong.stdin.write(b"go\n" if running else b"stop\n")
+
+    def processor_seconds(self) -> float:
+        """Return the processor time of the process that sends wrong requests."""
+        return 0.0 if self._wrong is None else processor_seconds(self._wrong.pid)
+
+    async def end(self) -> None:
+        if self._wrong is not None:
+            found = json.loads((await self._wrong.communicate(b""))[0])
+            self._seen.disturbances |= found["counts"]
+            self._seen.failed += found["failed"]
+
+    async def reload(self, gate: asyncio.Event) -> None:
+        """Replace the file of the model, and load it, again and again."""
+        path = f"/v2/repository/models/{self._load.name}/load"
+        while self._options.reload:
             await gate.wait()
-            reader, writer = await asyncio.open_connection("127.0.0.1", load.port)
-            replaces = kind == "load again" and not options.same
-            following = load.files.replace() if replaces else 0
-            writer.write(message)
-            if kind in expected:
-                status, _, body = await answer_of(reader)
-                if replaces:
-                    load.files.loaded.intersection_update({following})
-                if status != expected[kind]:
-                    seen.failed.append(f"{kind}: {status}: {body[:200]!r}")
-            await asyncio.sleep(pause)
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._load.port)
+            following = 0 if self._options.same else self._load.files.replace()
+            writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            status, _, body = await answer_of(reader)
+            if not self._options.same:
+                self._load.files.loaded.intersection_update({following})
+            if status != 200:
+                self._seen.failed.append(f"load again: {status}: {body[:200]!r}")
+            await asyncio.sleep(self._options.reload)
             writer.transport.abort()
-            seen.disturbances[kind] = seen.disturbances.get(kind, 0) + 1
-
-    pauses = (
-        {"malformed": 0.05, "oversized": 0.05, "no HTTP": 0.05, "aborted": 0.05, "slow": 3.0} if options.disturb else {}
-    )
-    if options.reload:
-        pauses["load again"] = options.reload
-    await asyncio.gather(*(repeat(kind, messages[kind], pause) for kind, pause in pauses.items()))
+            self._seen.disturbances["load again"] = self._seen.disturbances.get("load again", 0) + 1
 
 
 def processor_seconds(process: int) -> float:
@@ -225,6 +238,7 @@ class Phase:
     rate: float
     processor: float  # seconds of the server for each request
     clients: float  # processor seconds of this process for each request
+    wrong: float  # processor seconds of the clients that send wrong requests, for each request
     before: Pair
     after: Pair
 
@@ -232,20 +246,28 @@ class Phase:
         return self.rate * (self.before[0] + self.after[0]) / 2 / rows
 
 
-async def phase(seen: Seen, gate: asyncio.Event, seconds: float, server: int) -> tuple[float, float, float]:
+async def phase(
+    seen: Seen, gate: asyncio.Event, disturbance: Disturbance, seconds: float, server: int
+) -> tuple[float, float, float, float]:
     """Open the gate for a time, and wait for the last answer.
 
-    Returns requests per second, and processor seconds of each: of the server, and of this process.
+    Returns requests per second, and processor seconds of each: of the server, of this process, and of wrong clients.
     """
-    count, begun, used, own = len(seen.seconds), time.perf_counter(), processor_seconds(server), time.process_time()
+
+    def processor() -> tuple[float, float, float]:
+        return processor_seconds(server), time.process_time(), disturbance.processor_seconds()
+
+    count, begun, before = len(seen.seconds), time.perf_counter(), processor()
     gate.set()
+    disturbance.set(True)
     await asyncio.sleep(seconds)
+    disturbance.set(False)
     gate.clear()
     while seen.waiting:
         await asyncio.sleep(0.005)
     done = len(seen.seconds) - count
-    spent = (processor_seconds(server) - used) / done
-    return done / (time.perf_counter() - begun), spent, (time.process_time() - own) / done
+    spent, own, wrong = ((after - first) / done for after, first in zip(processor(), before, strict=True))
+    return done / (time.perf_counter() - begun), spent, own, wrong
 
 
 async def run(
@@ -254,12 +276,14 @@ async def run(
     """Run all phases, then end the server under load."""
     gate = asyncio.Event()
     clients = [asyncio.create_task(client(load, seen, place, gate)) for place in range(options.clients)]
-    disturbed = asyncio.create_task(disturb(load, seen, gate, options))
-    await phase(seen, gate, options.warm_up, server)
+    disturbance = Disturbance(load, seen, options)
+    await disturbance.begin()
+    reloading = asyncio.create_task(disturbance.reload(gate))
+    await phase(seen, gate, disturbance, options.warm_up, server)
     seen.seconds.clear()
     phases, before = [], alone()
     for _ in range(options.phases):
-        measured = await phase(seen, gate, options.seconds / options.phases, server)
+        measured = await phase(seen, gate, disturbance, options.seconds / options.phases, server)
         phases.append(Phase(*measured, before, after := alone()))
         before = after
         print(
@@ -267,9 +291,10 @@ async def run(
             file=sys.stderr,
         )
     counted = len(seen.seconds)
-    disturbed.cancel()
+    reloading.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await disturbed
+        await reloading
+    await disturbance.end()
     gate.set()
     await asyncio.sleep(options.warm_up)
     os.kill(server, signal.SIGTERM)
@@ -353,6 +378,11 @@ def result(options: argparse.Namespace, seen: Seen, phases: list[Phase], code: i
     alone = [phases[0].before, *(each.after for each in phases)]
     batch, used = (float(np.median([pair[at] for pair in alone])) for at in (0, 1))
     ratios = [each.ratio(options.max_batch) for each in phases]
+    in_process, server, clients, wrong = (
+        1e3 * value for value in (
+            used / options.max_batch, *np.median([(p.processor, p.clients, p.wrong) for p in phases], axis=0).tolist(),
+        )
+    )  # fmt: skip
     p50, p99, last = (float(np.percentile(seen.seconds, at)) for at in (50, 99, 100))
     return {
         "network": f"{options.network} {options.size} x {options.size}", "clients": options.clients,
@@ -363,9 +393,10 @@ def result(options: argparse.Namespace, seen: Seen, phases: list[Phase], code: i
         "ratios": ratios, "ratio": float(np.median(ratios)),
         "batch seconds": batch, "p50": p50, "p99": p99, "longest": last, "p99 over batch": p99 / batch,
         "mean rows": float(np.mean([line["batch"] for line in answers])),
-        "processor ms per request, in process": 1e3 * used / options.max_batch,
-        "processor ms per request, server": 1e3 * float(np.median([each.processor for each in phases])),
-        "processor ms per request, clients": 1e3 * float(np.median([each.clients for each in phases])),
+        "processor ms per request, in process": in_process, "processor ms per request, server": server,
+        "processor ms per request, clients": clients, "processor ms per request, wrong clients": wrong,
+        # The ratio if all processes used the cores as well as batches in one process do.
+        "ratio by processor time": in_process / (server + clients + wrong),
         "load average": os.getloadavg()[0], "disturbances": seen.disturbances,
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import threading
@@ -21,8 +22,10 @@ _LOGGERS = ("graphkit.serve", "uvicorn", "py.warnings")
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 # Lines that wait for a slow stream, and the seconds in which the last ones are written.
 _MOST_WAITING, _LAST_LINES = 10_000, 2.0
-# Seconds in which lines collect after the first one, and most lines that are written together.
-_COLLECTING, _TOGETHER = 0.02, 256
+# Seconds in which lines collect after the first one: if lines are rare, and if they keep coming.
+_COLLECTING, _MOST_COLLECTING = 0.02, 0.32
+# Most lines that are written together.
+_TOGETHER = 256
 
 
 class JsonLines(logging.Formatter):
@@ -47,10 +50,28 @@ def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
+class _Pauses:
+    """How long lines collect before they are written: longer and longer while lines keep coming."""
+
+    def __init__(self) -> None:
+        self._pause, self._written = _COLLECTING, -math.inf
+
+    def next(self, now: float) -> float:
+        """Return the seconds to wait after a line that comes `now`, in monotonic seconds."""
+        keeps_coming = now - self._written <= _MOST_COLLECTING
+        self._pause = min(2 * self._pause, _MOST_COLLECTING) if keeps_coming else _COLLECTING
+        return self._pause
+
+    def written(self, now: float) -> None:
+        """Note that all lines so far were written."""
+        self._written = now
+
+
 class _Lines(logging.Handler):
     """Passes records to a thread that writes them. If the stream is slow, records beyond a limit are lost.
 
-    The thread wakes for many lines at a time: a wake-up for each would take the interpreter from the event loop.
+    The thread wakes for many lines at a time: a wake-up for each would take the interpreter from the event loop, and a
+    core from the threads of a run.
     """
 
     def __init__(self, stream: TextIO):
@@ -84,13 +105,14 @@ class _Lines(logging.Handler):
         self._thread.join(_LAST_LINES)
 
     def _work(self) -> None:
-        stops = False
+        stops, pauses = False, _Pauses()
         while not stops:
             self._new.wait()
-            stops = self._stopping.wait(_COLLECTING)
+            stops = self._stopping.wait(pauses.next(time.monotonic()))
             self._new.clear()  # before the records are read: the next one sets it again
             while self._records or self._lost:
                 self._write_some()
+            pauses.written(time.monotonic())
 
     def _write_some(self) -> None:
         self._taken = min(len(self._records), _TOGETHER)

@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-from graphkit.serving.logs import json_logs
+from graphkit.serving.logs import _Pauses, json_logs
 
 logger = logging.getLogger("graphkit.serve")
 
@@ -62,6 +62,18 @@ def test_many_lines_are_written_together():
             logger.info("event", extra={"number": number})
     assert [json.loads(line)["number"] for line in stream.getvalue().splitlines()] == list(range(100))
     assert stream.writes < 50
+
+
+def test_pauses_grow_while_lines_keep_coming():
+    """80 lines per second wake the thread 3 times per second. A line after a silence is written soon."""
+    pauses, now, wakes = _Pauses(), 0.0, 0
+    while now < 10:
+        now += pauses.next(now)
+        pauses.written(now)
+        wakes += 1
+        now += 1 / 80
+    assert wakes < 40
+    assert [pauses.next(now + 1), pauses.next(now + 2)] == [0.02, 0.02]
 
 
 def test_a_line_that_cannot_be_written_does_not_end_the_others():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, RuntimeFailure, TypeMismatch
+from graphkit.executor.devices.cpu import native
 from graphkit.executor.lower import batch as batches
 from graphkit.executor.run.batched_program import BatchedProgram
 from graphkit.executor.run.params import ParamStore
@@ -50,6 +52,24 @@ def whole(model: gk.Model, x: np.ndarray) -> dict[str, np.ndarray]:
 
 def in_parts(exe: Executor) -> bool:
     return isinstance(exe._latest, BatchedProgram)
+
+
+@pytest.mark.onednn
+def test_instances_know_the_time_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the loop over parts counts as long as it is: see `test_short_delays_do_not_keep_helpers_from_long_loops`."""
+    known: list[int] = []
+    run_parts = native.run_parts
+
+    def spy(instances: list[native.Instance], *arguments: Any) -> None:
+        run_parts(instances, *arguments)
+        known.append(instances[0].part_nanoseconds)
+
+    monkeypatch.setattr(native, "run_parts", spy)
+    exe = network().compile(threads=2)
+    exe.run({"x": images(12)})
+    assert in_parts(exe)
+    assert all(time > 0 for time in known)
+    assert known
 
 
 @pytest.mark.onednn

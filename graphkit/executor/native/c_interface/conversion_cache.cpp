@@ -281,7 +281,6 @@ std::string place_of(const std::string& folder, const std::string& key, const st
     }
     const std::string name = key + "-" + contents.hex().substr(0, kConverterDigits) + std::string(kSuffix);
     return std::filesystem::path(folder) / name;  // the path that entries_of has
-
 }
 
 struct Entry {

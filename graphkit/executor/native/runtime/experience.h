@@ -13,8 +13,15 @@ class Experience {
     // Helpers are woken after they slept through this much work. Waking one takes about 20 microseconds.
     static constexpr Clock::duration kWorthWaking = std::chrono::microseconds(40);
 
-    // Whether to share the next loop with helpers.
-    bool shares() const { return alone_for_ == Clock::duration::zero() || Clock::now() >= alone_until_; }
+    // Whether to share the next loop with helpers, which takes `nanoseconds` on one thread.
+    bool shares(double nanoseconds) const {
+        return alone_for_ == Clock::duration::zero() || shares_at(Clock::now(), nanoseconds);
+    }
+
+    // The same after a late helper. A long loop alone would cost more than another late helper.
+    bool shares_at(Clock::time_point now, double nanoseconds) const {
+        return now >= alone_until_ || std::chrono::duration<double, std::nano>(nanoseconds) >= kLong * late_;
+    }
 
     // Whether to wake helpers for a loop that takes `nanoseconds` on one thread.
     bool wakes(double nanoseconds) {
@@ -40,11 +47,14 @@ class Experience {
     void helped(Clock::duration late, int helpers) {
         woken_ = false;
         limit_ = kWorthWaking;
-        if (late < kLate) {
-            return;
+        if (late >= kLate) {
+            came_late(late, helpers, Clock::now());
         }
-        const Clock::time_point now = Clock::now();
+    }
+
+    void came_late(Clock::duration late, int helpers, Clock::time_point now) {
         const bool is_new = now - alone_until_ > 2 * alone_for_;
+        late_ = is_new ? late : std::max(late, late_);
         alone_for_ =
             std::min(std::max(is_new ? Clock::duration::zero() : 2 * alone_for_, 8 * late / helpers), kMostAlone);
         alone_until_ = now + alone_for_;
@@ -54,10 +64,13 @@ class Experience {
     static constexpr Clock::duration kMostMissed = std::chrono::milliseconds(20);
     static constexpr Clock::duration kMostAlone = std::chrono::milliseconds(200);
     static constexpr Clock::duration kLate = std::chrono::microseconds(200);
+    // A loop that takes this many times the delay is long.
+    static constexpr int kLong = 16;
 
     Clock::duration missed_{0};  // work since helpers were last woken
     Clock::duration limit_ = kWorthWaking;
     bool woken_ = false;  // helpers were woken, and none has come since
+    Clock::duration late_{0};  // the longest recent delay
     Clock::duration alone_for_{0};
     Clock::time_point alone_until_{};
 };

@@ -9,7 +9,7 @@ namespace graphkit {
 
 void run_parts(const std::vector<Instance*>& instances, const std::vector<PartArray>& arrays, std::int64_t parts,
                const std::function<void()>& poll) {
-    // The assumed cost of a part: high enough that every part is worth a thread.
+    // The least assumed cost of a part: high enough that every part is worth a thread.
     constexpr double kPartNanoseconds = 1e6;
     constexpr std::int64_t kMostTogether = 1 << 15;  // most chunks of one loop
     const auto threads = static_cast<int>(instances.size());
@@ -17,6 +17,7 @@ void run_parts(const std::vector<Instance*>& instances, const std::vector<PartAr
     for (Instance* instance : instances) {
         instance->begin_parts();
     }
+    const double cost = std::max(kPartNanoseconds, static_cast<double>(instances[0]->part_nanoseconds()));
     std::atomic<bool> failed{false};
     const auto run_part = [&](std::int64_t part) {
         if (failed.load(std::memory_order_relaxed)) {
@@ -27,7 +28,7 @@ void run_parts(const std::vector<Instance*>& instances, const std::vector<PartAr
             for (const PartArray& array : arrays) {
                 instance.set_external(array.external, array.data + part * array.step);
             }
-            instance.run_part({}, poll);
+            instance.run_timed_part({}, poll);
         } catch (...) {
             failed.store(true, std::memory_order_relaxed);
             throw;
@@ -35,8 +36,7 @@ void run_parts(const std::vector<Instance*>& instances, const std::vector<PartAr
     };
     for (std::int64_t first = 0; first < parts; first += kMostTogether) {
         const std::int64_t some = std::min(parts - first, kMostTogether);
-        for_each_chunk(threads, some, kPartNanoseconds * static_cast<double>(some),
-                       [&](std::int64_t i) { run_part(first + i); });
+        for_each_chunk(threads, some, cost * static_cast<double>(some), [&](std::int64_t i) { run_part(first + i); });
     }
 }
 

@@ -403,7 +403,7 @@ void run_shared(const SharedLoop& loop) {
     Experience& experience = current.experience;
     SharedLoop shared = loop;
     if (!current.in_chunk) {
-        if (!experience.shares()) {
+        if (!experience.shares(loop.nanoseconds)) {
             leave_helpers();
         } else if (current.slot == nullptr) {
             current.slot = here.take_slot();

@@ -244,6 +244,12 @@ void Instance::run_part(const Call& call, const std::function<void()>& poll) {
     run_block(program_->root());
 }
 
+void Instance::run_timed_part(const Call& call, const std::function<void()>& poll) {
+    const std::int64_t start = now();
+    run_part(call, poll);
+    part_nanoseconds_ = now() - start;
+}
+
 void Instance::run_block(const Block& block) {
     for (const Step& step : block.steps) {
         if (tracing_) [[unlikely]] {

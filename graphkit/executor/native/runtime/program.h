@@ -320,6 +320,9 @@ class Instance {
     // until the next poll, because it may be shorter.
     void begin_parts();
     void run_part(const Call& call, const std::function<void()>& poll);
+    void run_timed_part(const Call& call, const std::function<void()>& poll);
+    // Nanoseconds of the latest timed part; 0 before the first one.
+    std::int64_t part_nanoseconds() const { return part_nanoseconds_; }
 
     // Sets limits of later runs: bytes of buffers, iterations of one loop, and the time by which they must end
     // (nanoseconds of the steady clock). After a commit step only the memory limit can end a run.
@@ -395,6 +398,7 @@ class Instance {
     Allowance allowance_;
     std::int64_t most_iterations_ = std::numeric_limits<std::int64_t>::max();
     std::int64_t deadline_ = std::numeric_limits<std::int64_t>::max();
+    std::int64_t part_nanoseconds_ = 0;
     bool committed_ = false;
     bool tracing_ = false;
     std::vector<Event> events_;

@@ -562,6 +562,9 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
         .def_prop_ro(
             "committed", [](BoundInstance& self) { return self.instance.committed(); },
             "Whether the current or the last run has reached its commit step.")
+        .def_prop_ro(
+            "part_nanoseconds", [](BoundInstance& self) { return self.instance.part_nanoseconds(); },
+            "Nanoseconds of the latest part of run_parts; 0 before the first one.")
         .def(
             "trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)
         .def("events", &BoundInstance::events, nb::sig("def events(self) -> list[tuple[str, int, int]]"),

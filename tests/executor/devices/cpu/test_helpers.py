@@ -288,3 +288,14 @@ def test_helpers_stay_on_a_core_each(monkeypatch, pinned):
 def test_a_core_that_cannot_be_is_refused():
     with pytest.raises(native.Error, match="core -1"):
         native.pin_helpers([-1])
+
+
+def test_short_delays_do_not_keep_helpers_from_long_loops():
+    """Delays as by a request that another thread answers, one after another, and by a process with time slices."""
+    short = [(0.02 * number, 0.0004) for number in range(1, 50)]
+    assert native.shared_after_delays(short, short[-1][0] + 0.001, [0.001, 0.005, 0.2]) == [False, False, True]
+    assert native.shared_after_delays(short, short[-1][0] + 0.21, [0.001, 0.005, 0.2]) == [True, True, True]
+    long = [(0.02 * number, 0.004) for number in range(1, 50)]
+    assert native.shared_after_delays(long, long[-1][0] + 0.001, [0.001, 0.02, 0.2]) == [False, False, True]
+    # The longest of delays that follow each other counts.
+    assert native.shared_after_delays([*long, (0.99, 0.0004)], 0.991, [0.02, 0.2]) == [False, True]
