@@ -198,7 +198,6 @@ class Hosts:
             self._complete(self.inside.Ibcast(data), data)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes, by rank, along a new first axis."""
         if self.levels is None:
             return self._flat.allgather(array)
         source = np.ascontiguousarray(array)
