@@ -283,6 +283,7 @@ class BaseTrainer:
 
     @property
     def executor(self) -> Executor:
+        """The Executor of `graph`."""
         return self._stepper.executors[0]
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
@@ -358,6 +359,7 @@ class BaseTrainer:
 
     @property
     def folder(self) -> Path | None:
+        """Folder that the current `fit` writes to, or None."""
         return None if self._fit is None else self._fit.folder
 
     @property

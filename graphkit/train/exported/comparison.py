@@ -57,6 +57,7 @@ class RoleReport:
 
     @property
     def excess(self) -> float:
+        """The difference as a multiple of the limit."""
         return self.difference / self.limit if self.limit else self.difference
 
 
