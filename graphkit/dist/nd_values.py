@@ -40,7 +40,6 @@ def total(values: Sequence[NDArray]) -> NDArray:
 
 
 def copy_to(source: NDArray, target: NDArray) -> None:
-    """Copy an array to another one of the same shape, possibly of another dtype."""
     if source._signature is target._signature:
         check_writable(target)
         write(source, target)

@@ -18,5 +18,4 @@ def has_adapters(graph: Graph) -> bool:
 
 
 def frozen_parameters(graph: Graph) -> set[Value]:
-    """Return the parameters that are frozen because the model has adapters."""
     return {v for v in graph.inputs if v.attrs.get(FROZEN_BY) == LORA}

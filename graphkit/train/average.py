@@ -65,8 +65,7 @@ class SlotOwner(Protocol):
     def trained(self) -> Collection[str]: ...
 
     @property
-    def held(self) -> Collection[str]:
-        """Names of the trained parameters that this process stores."""
+    def held(self) -> Collection[str]: ...
 
     @property
     def slots(self) -> ParamStore: ...
@@ -91,7 +90,7 @@ class Averages:
             self._owner.slots[key] = np.asarray(self._params[name], self._owner.slots.type_of(key).dtype.numpy)
 
     def swap(self) -> None:
-        """Exchange parameters and averages. Raises UsageError if there are no averages."""
+        """Exchange parameters and averages."""
         if not self._exist:
             raise UsageError("there is no moving average: create the Trainer with ema=0.999, or another decay")
         with uninterrupted:

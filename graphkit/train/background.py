@@ -63,7 +63,6 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a worker may still compute metrics.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

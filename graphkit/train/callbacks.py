@@ -92,7 +92,8 @@ class Callback:
         """Return the state that a resumed run needs, as values for JSON. It is part of every checkpoint."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state` returned."""
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: ["", *settings(self)])
@@ -363,6 +364,7 @@ class GradualPruning(Callback):
             trainer.set_masks(self._masks(trainer, self.sparsity_after(updates)))
 
     def sparsity_after(self, updates: int) -> float:
+        """Return the share of zeros after a number of updates."""
         t = min(max((updates - self.start) / (self.end - self.start), 0.0), 1.0)
         return self.sparsity * (1 - (1 - t) ** 3)
 

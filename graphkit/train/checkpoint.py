@@ -37,7 +37,6 @@ class Checkpoint:
     Attributes:
         arrays: All parameters and states of all ranks, by name.
         rng: (seed, step) of random numbers.
-        run: The name of the run.
         parts: States of an incomplete epoch (recurrent states, metrics), by rank.
         residuals: Residuals of gradient compression, by rank.
     """
@@ -168,7 +167,7 @@ def load(folder: str | Path) -> Checkpoint:
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Return the checked manifest of a checkpoint. Raises the errors of `load`."""
+    """Return the checked manifest of a checkpoint."""
     path = Path(folder) / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())

@@ -358,7 +358,7 @@ class LBFGS:
 
 
 def _mask_of(name: str, mask: np.ndarray, parameter: np.ndarray, where: str) -> np.ndarray:
-    """Return the mask of a checkpoint. Raises InvalidModel if it does not fit its parameter."""
+    """Return the mask of a checkpoint."""
     if mask.dtype != bool or mask.shape != parameter.shape:
         raise InvalidModel(
             f"{where} does not fit: '{name}/{MASK}' is {mask.dtype}{list(mask.shape)}, not bool{list(parameter.shape)}"

@@ -75,7 +75,6 @@ class History:
 
         Args:
             elements: Number of elements of all trained parameters.
-            where: Name of the checkpoint, for messages.
 
         Raises:
             InvalidModel: An array has a wrong shape, dtype or number.

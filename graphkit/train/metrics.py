@@ -43,7 +43,8 @@ class Metric(Protocol):
     def state(self) -> dict[str, np.ndarray]:
         """Return arrays for a checkpoint, by name."""
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore the result of `state`."""
 
     def merge(self, state: Mapping[str, np.ndarray]) -> None:
         """Add the result of `state` of another process."""

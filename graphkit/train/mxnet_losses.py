@@ -143,7 +143,6 @@ def _no_mean(output: Value, target: Value) -> Value:
 
 
 def _are_probabilities(head: Head, output: TensorType) -> bool:
-    """Whether the labels of a SoftmaxOutput are probabilities: they have the shape of the output."""
     return _kind(head) == "SoftmaxOutput" and head.shape is not None and len(head.shape) == output.rank
 
 

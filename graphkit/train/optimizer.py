@@ -68,6 +68,7 @@ class Optimizer:
         return ()
 
     def start(self, slot: str) -> float:
+        """Return the initial value of every element of a slot."""
         return 0.0
 
     def update(

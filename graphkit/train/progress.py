@@ -49,11 +49,7 @@ class ProgressBar:
             self._bar.stop()
 
     def start(self, title: str, total: int | None, done: int = 0, *, transient: bool = False) -> None:
-        """Show a new task, and end the previous one.
-
-        Args:
-            transient: Remove the bar when the task ends.
-        """
+        """Show a new task, and end the previous one."""
         if self._bar is None:
             return
         self._end_task()
@@ -102,7 +98,7 @@ class JsonLog:
         return round(time.monotonic() - self._start, 3)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append a line: `event`, `seconds` (duration of the run) and `fields`. Raises RuntimeFailure if that fails."""
+        """Append a line: `event`, `seconds` (duration of the run) and `fields`."""
         if self._path is None:
             return
         record = {"event": event, "seconds": self.seconds, **fields}

@@ -166,7 +166,7 @@ class RunFolder:
             )
 
     def claim(self, run: str, *, overwrite: bool = False) -> None:
-        """`overwrite` removes another run in the folder. Otherwise, raises as `check` does.
+        """`overwrite` removes another run in the folder. Otherwise, another run raises UsageError.
 
         Files of a run that was killed during its first save are always removed.
         """

@@ -22,11 +22,7 @@ _NO_LOSS = np.full((), np.nan, np.float32)
 
 
 def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division | None, shard: bool) -> Exchange:
-    """Create the Exchange of a training step.
-
-    Args:
-        kvstore: The store that the ranks share, or None.
-    """
+    """Create the Exchange of a training step."""
     if division is not None:
         from graphkit.train.exchange.placement import Placement
         from graphkit.train.exchange.stages import Pipeline

@@ -102,8 +102,6 @@ class Targets:
 
         If the loss ignores targets, the results are [targets, classes] and [targets]. The last axis of the output
         counts the classes, whatever the `axis` of the loss.
-
-        name: of the output.
         """
         known = self._targets.get(self.name_for(name)) if self.names else None
         if known is not None and known.axis != -1:

@@ -54,7 +54,7 @@ class Termination:
     def must_stop(self, accumulated: int) -> bool:
         """Return whether this rank must stop before its next step. accumulated: number of accumulated batches.
 
-        Here always False: these ranks stop after a step (see `is_due`).
+        It is always False here: these ranks stop after a step (see `is_due`).
         """
         return False
 

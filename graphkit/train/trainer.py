@@ -384,7 +384,7 @@ class Trainer(BaseTrainer):
         return with_sample_weights(data, weights, self._targets, argument)
 
     def _batches_to_try(self, fast_dev_run: bool | int) -> int | None:
-        """Return the number of batches of a `fast_dev_run`, or None. Raises UsageError if `fit` continues a run."""
+        """Return the number of batches of a `fast_dev_run`, or None."""
         if fast_dev_run is False or fast_dev_run == 0:
             return None
         count = 1 if fast_dev_run is True else integer("fit", "fast_dev_run", fast_dev_run, 1)

@@ -198,7 +198,6 @@ class Hosts:
             self._complete(self.inside.Ibcast(data), data)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes, by rank, along a new first axis."""
         if self.levels is None:
             return self._flat.allgather(array)
         source = np.ascontiguousarray(array)
@@ -207,7 +206,6 @@ class Hosts:
         return rows if self._in_order else rows[self._places]
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the bytes of each process, aligned to 8 bytes. sizes: number of bytes, by rank."""
         if self.levels is None:
             return self._flat.allgather_parts(data, sizes)
         found = self._host_by_host(np.ascontiguousarray(data), sizes)

@@ -314,7 +314,6 @@ class HeartbeatMonitor:
 
 
 def _silent_host(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
-    """Return an error text about a silent host; None if its processes have ended."""
     of_host = [slots[rank] for rank in host.ranks]
     if all(int(slot["state"]) == ENDED for slot in of_host):
         return None

@@ -57,7 +57,6 @@ def find_mpiexec() -> str:
 
 
 def is_started() -> bool:
-    """Whether `run_processes`, or a known MPI launcher, has started this process."""
     return config.JOB_SIZE.get() is not None or launched_by_mpi()
 
 

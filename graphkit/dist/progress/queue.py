@@ -61,7 +61,6 @@ class OperationQueue:
         self.pending.setdefault(operation.call, deque()).appendleft(operation)
 
     def take(self, operations: Iterable[Pending]) -> None:
-        """Remove operations, each the first of its name."""
         for operation in operations:
             same_name = self.pending[operation.call]
             same_name.popleft()

@@ -36,7 +36,6 @@ def reduce_wakeup_latency() -> bool:
 
 
 def time_slice() -> int | None:
-    """Return the time slice of this thread in nanoseconds; 0 or None if unknown."""
     if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
         return None
     found = _of_this_thread(ctypes.CDLL(None, use_errno=True))

@@ -95,7 +95,6 @@ class LoopLayout:
 
     @property
     def known_trips(self) -> int | None:
-        """The number of iterations, if it does not depend on run-time values; else None."""
         given = [v for v in self.node.inputs[:2] if v is not None] if self.is_loop else []
         if any(v.tensor.constants is None for v in given) or self.flag_after is not None or self.trips < 0:
             return None

@@ -229,5 +229,4 @@ class Site(NamedTuple):
 
     @property
     def without_constants(self) -> KernelContext:
-        """The context for a kernel that does not pack operands."""
         return self.context._replace(constant_inputs={})

@@ -120,7 +120,6 @@ def _identity(value: Value, kind: TensorType, array: VersionedArray) -> int:
 
 
 def native_kernel(site: Site) -> Lowering | None:
-    """Return the lowering of a node to a kernel of the device, or None."""
     if not site.static:
         return None
     kernel = make_kernel(site.settings.device, site.node, site.context)

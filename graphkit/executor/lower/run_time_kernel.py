@@ -232,8 +232,6 @@ def decided_by_sizes(node: Node) -> bool:
 
 
 class InterpretedInSubgraph(AtRunTime):
-    """An interpreted node in a subgraph, on tensors of numbers."""
-
     kind = "interpreted"
 
     def __init__(self, node: Node, used: Sequence[bool], declared: Declarations | None = None):
@@ -250,7 +248,6 @@ class InterpretedInSubgraph(AtRunTime):
 
 
 def interpreted_in_subgraph(site: Site) -> InterpretedInSubgraph | None:
-    """Return the lowering that interprets a node of a subgraph; None for other nodes."""
     node = site.node
     if not site.inner or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None

@@ -9,8 +9,6 @@ from graphkit.ops.tensor.shape import Shape
 
 
 class ShapeStep(Lowering):
-    """Writes the sizes of the axes `first` to `last - 1`."""
-
     def __init__(self, first: int, last: int):
         self._first = first
         self._last = last

@@ -41,7 +41,6 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
 
 
 def _is_alone(row: Value, layout: LoopLayout) -> bool:
-    """Return whether a slice is stacked to one output only, and is not a scanned slice."""
     return [*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)].count(row) == 1
 
 

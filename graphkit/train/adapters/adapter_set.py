@@ -104,6 +104,7 @@ class AdapterSet:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the adapters."""
         return tuple(self._arrays)
 
     @property

@@ -113,7 +113,6 @@ def replace_nodes(
 
 
 def _needed(node: Node, needs: Mapping[Node, Sequence[Value]]) -> list[Value] | None:
-    """Return the values that `needs` lists for nodes in the bodies of `node`, or None."""
     if not is_control(node):
         return None
     replaced = [inner for body in node.op.subgraphs().values() for inner in all_nodes(body) if inner in needs]

@@ -179,7 +179,7 @@ def set_adapter(model: Model, folder: str | Path) -> None:
 
 
 def _assign(model: Model, saved: SavedAdapter) -> None:
-    """Store the arrays in the model. If one does not fit, raises InvalidModel, and none changes."""
+    """Store the arrays in the model. Raises InvalidModel, and stores none, if one does not fit."""
     arrays = {}
     for name in saved.arrays:
         if name not in model.params:

@@ -55,7 +55,7 @@ class SavedAdapter(NamedTuple):
     others: tuple[str, ...]
 
     def fitted(self, name: str, kind: TensorType) -> np.ndarray:
-        """Return the array of a parameter in its type. Raises InvalidModel if it is missing or does not fit."""
+        """Return the array of a parameter in its type."""
         file = self.folder / WEIGHTS
         if name not in self.arrays:
             raise InvalidModel(f"{file} lacks {PREFIX}{name}")

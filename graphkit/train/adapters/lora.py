@@ -137,7 +137,7 @@ def _needs(
 
 
 def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
-    """Return the float parameters that match a pattern. Raises UsageError if a pattern matches none."""
+    """Return the float parameters that match a pattern."""
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
     found: set[Value] = set()
     for pattern in patterns:

@@ -25,7 +25,7 @@ from graphkit.train.adapters.settings import Lora
 
 
 def settings_of(model: Model, owner: str) -> Lora:
-    """Return the settings of the adapters of a model. Raises UsageError if it has none."""
+    """Return the settings of the adapters of a model."""
     if not has_adapters(model.graph):
         raise UsageError(f"{owner}: {titled(model.graph, 'model')} has no adapters; gk.lora adds them")
     return Lora.from_text(model.meta[LORA])

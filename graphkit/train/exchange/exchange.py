@@ -44,10 +44,7 @@ class StepSpec:
 
 
 class Gathered(NamedTuple):
-    """The states that a checkpoint stores besides the parameters.
-
-    residuals: of gradient compression, by rank.
-    """
+    """The states that a checkpoint stores besides the parameters."""
 
     states: Mapping[str, np.ndarray]
     residuals: ByRank

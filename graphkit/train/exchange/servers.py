@@ -48,7 +48,7 @@ class WorkerExchange(LocalExchange):
         super().__init__(spec)
 
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
-        if size == 0:  # the last batch may have fewer samples than workers
+        if size == 0:
             return {}
         return super().run(feeds, size, rate, accumulated)
 
@@ -125,7 +125,6 @@ class Servers(WorkerExchange):
         return [server_gradients.gradient_step(graph, trained, rule)]
 
     def _slot_types(self) -> dict[str, TensorType]:
-        """Return the types of all states, including those on servers, which a checkpoint pulls."""
         params = self.spec.params
         on_servers = {
             f"{name}/{slot}": state_type(params.type_of(name))

@@ -57,6 +57,7 @@ class RoleReport:
 
     @property
     def excess(self) -> float:
+        """The difference as a multiple of the limit."""
         return self.difference / self.limit if self.limit else self.difference
 
 
@@ -100,7 +101,6 @@ class Subject:
 
     Attributes:
         model: The exported step, a ModelProto.
-        outputs: The output of `spec.graph` for each output of the file without loss and metrics.
         metrics: Kind, output and target input of each metric of the file.
     """
 
@@ -319,7 +319,6 @@ def _with_nan(
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays are equal. All NaN are equal."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return bool(np.all((one == other) | ((one != one) & (other != other))))
@@ -361,7 +360,7 @@ class _Graphkit:
         return self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight
 
     def step(self, feeds: Mapping[str, Any], rate: float, flush: bool) -> _Results:
-        """Return the results of a step with copies of the states. Raises CheckFailed if it is not finite."""
+        """Return the results of a step with copies of the states."""
         try:
             loss, results = self._stepper.take(dict(feeds), None, rate, None)
             if flush:
@@ -406,7 +405,7 @@ class _Runtime:
         self._controls = {i["role"]: i["name"] for i in self._described["inputs"]}
 
     def step(self, feeds: Mapping[str, Any], states: Mapping[str, np.ndarray], rate: float, flush: bool) -> _Results:
-        """Return the results of a step. Raises CheckFailed if ONNX Runtime fails."""
+        """Return the results of a step."""
         given = {**{name: np.asarray(array) for name, array in feeds.items()}, **states}
         if "flush" in self._controls:
             given[self._controls["flush"]] = np.asarray(flush)

@@ -290,7 +290,7 @@ def _generated(trainer: BaseTrainer, spec: StepSpec) -> dict[str, Any]:
 
 
 def _given(trainer: BaseTrainer, spec: StepSpec, given: Any) -> dict[str, Any]:
-    """Return the arrays of a batch by name. Raises InputError if they do not fit the step."""
+    """Return the arrays of a batch by name."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise InputError(f"to_onnx: batch must be a pair (inputs, targets), not {shown(given)}")
     inputs, targets = given

@@ -199,7 +199,6 @@ def _check_subgraphs(stage_of: Mapping[Node, int], placed: Mapping[str, int]) ->
 
 
 def _owners(graph: Graph, stage_of: Mapping[Node, int], owners: Mapping[str, int]) -> dict[Value, int]:
-    """Return the stage that stores each parameter and state: from `owners`, else the first that reads it."""
     stored = {v: owners[graph.name_of(v)] for v in graph.inputs if _is_stored(v) and graph.name_of(v) in owners}
     first: dict[Value, int] = {}
     for node in graph.nodes:

@@ -62,7 +62,6 @@ def split_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: Upd
 def _gradient_outputs(
     trained: Sequence[TrainedParameter], gradients: Sequence[Value | Rows], rule: UpdateRule, guard: Value | None
 ) -> dict[str, Value]:
-    """Return the clipped gradients as outputs by name. guard: see `finite.guarded`."""
     dense = dense_of(gradients)
     if rule.clip_norm is not None:
         dense = clip_by_global_norm(dense, rule.clip_norm)

@@ -26,11 +26,7 @@ _RECEIVED, _SENT = "received/", "sent/"
 
 @dataclass(frozen=True)
 class Port:
-    """Arrays that this stage receives from, or sends to, one other stage.
-
-    Attributes:
-        values: The arrays as values of the whole graph.
-    """
+    """Arrays that this stage receives from, or sends to, one other stage."""
 
     stage: int
     names: tuple[str, ...]
@@ -74,7 +70,6 @@ class _ForwardPart:
         self.partition, self.stage, self.graph = partition, stage, partition.graph
         name = self.graph.name_of
         self.received = {v: Value(v.type, f"{_RECEIVED}{name(v)}") for v in partition.received(stage)}
-        # The value of this stage for each value of the whole graph that it replaces.
         self.table: dict[Value, Value] = dict(self.received)
         with context.detached():
             for node in self.graph.nodes:

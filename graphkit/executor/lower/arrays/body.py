@@ -157,7 +157,6 @@ def stored(device: Device, kind: TensorType) -> np.dtype:
 
 
 def as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the same bytes as elements of another type of the same size."""
     return array if array.dtype == dtype else np.ascontiguousarray(array).view(dtype)
 
 

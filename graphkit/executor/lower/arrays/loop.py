@@ -130,7 +130,6 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         yield from (self._copied.step(*pair) for pair in memory.finals(trip))
 
     def _check_limits(self, trip: int) -> None:
-        """Raise LimitReached, which names the loop, if iteration `trip` must not begin."""
         try:
             limits.check_iterations(trip)
             limits.check_time()

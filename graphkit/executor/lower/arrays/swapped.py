@@ -45,7 +45,6 @@ class SwapQueue:
         self._events: dict[Hashable, Any] = {}
 
     def begin(self, key: Hashable, copy: Callable[[], None]) -> None:
-        """Queue a copy after all work on the program's stream so far."""
         here = self._streams.event()
         assert key not in self._events, "a copy of this key is pending"
         with self._streams.on(self._copy_stream):
