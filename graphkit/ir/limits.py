@@ -185,9 +185,10 @@ def require_memory(nbytes: int, what: str = "") -> None:
             )
 
 
-def are_unlimited() -> bool:
-    """Whether no limit is in force."""
-    return _inside.get() is None and _process == _UNLIMITED
+def only_deadline() -> float | None:
+    """Return the deadline (infinity: none) if only time may be limited. Return None if there are other limits."""
+    limits = current()
+    return limits.deadline if limits.memory is None and limits.iterations is None else None
 
 
 def may_take(nbytes: int) -> bool:

@@ -82,8 +82,9 @@ class SizedRuns:
     Attributes:
         kind: The group of the programs, and the names of the feeds.
         selection: The outputs of the runs.
-        run: run(feeds) returns the outputs by name. It returns None if Python must make all checks and choose the
-            program, and True if Python must also compile a program, because these sizes occur often.
+        run: run(feeds, deadline) returns the outputs by name. It returns None if Python must make all checks and choose
+            the program, and True if Python must also compile a program, because these sizes occur often. deadline: see
+            `Limits`.
         advances_rng: Whether each run advances the random generator, although no node reads it.
         kept_bytes: Approximate size of the programs in bytes, if as many as possible are kept.
     """

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import GraphkitError, InputError, OutOfMemory
+from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory
 from graphkit.executor.run.session import Executor
 from graphkit.ir import limits
 from graphkit.ops import F
@@ -121,6 +121,17 @@ def test_limits_hold_for_new_sizes() -> None:
     with limits.limited(memory=1000), pytest.raises(OutOfMemory):
         executor.run(fed(500))
     assert executor.run(fed(500))["y"].shape == (1, 500, 8)
+
+
+def test_a_time_limit_ends_a_native_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = ready(network(12))
+    found: list[Any] = []
+    monkeypatch.setattr(Executor, "_find_program", lambda *_, **__: found.append(1))
+    assert executor.run(fed(500), timeout=60.0)["y"].shape == (1, 500, 8)
+    with pytest.raises(LimitReached, match="time limit"):
+        executor.run(fed(200_000), timeout=1e-9)
+    assert executor.run(fed(500))["y"].shape == (1, 500, 8)
+    assert not found
 
 
 def test_little_memory_is_refused_after_many_small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
