@@ -13,6 +13,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory
 from graphkit.executor.run.session import Executor
+from graphkit.executor.run.sized_runs import Host
 from graphkit.ir import limits
 from graphkit.ops import F
 
@@ -135,12 +136,13 @@ def test_a_time_limit_ends_a_native_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_little_memory_is_refused_after_many_small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Host, "most_unchecked", 1 << 20)
     executor = ready(network())
     monkeypatch.setattr(limits, "_unchecked", 0)
     monkeypatch.setattr(limits, "available_memory", lambda: 1 << 10)
 
     def run_all() -> None:
-        for length in range(40000, 40040):
+        for length in range(2000, 2040):
             executor.run(fed(length))
 
     with pytest.raises(OutOfMemory):

@@ -155,11 +155,12 @@ class SizedRuns {
               most_runs(nb::cast<std::int64_t>(host.attr("most_runs"))),
               recycled_bytes(nb::cast<std::int64_t>(host.attr("recycled_bytes"))),
               most_bytes(nb::cast<std::int64_t>(host.attr("most_bytes"))),
+              most_unchecked(nb::cast<std::int64_t>(host.attr("most_unchecked"))),
               idle(nb::cast<std::size_t>(host.attr("idle"))) {}
 
         nb::callable kernel, structured;
         nb::object accepts, may_take, made, stamp, operands, take_arena, give_arena, empty, recycled, refused;
-        std::int64_t most_runs, recycled_bytes, most_bytes;
+        std::int64_t most_runs, recycled_bytes, most_bytes, most_unchecked;
         std::size_t idle;
     };
 
@@ -300,11 +301,14 @@ class SizedRuns {
         for (const SizedResult& result : made.results) {
             bytes += result.bytes;
         }
-        unchecked_bytes_ += std::min(bytes, host_.most_bytes);
-        if (unchecked_bytes_ < host_.most_bytes) {
-            return true;
+        if (bytes <= host_.most_bytes) {
+            unchecked_bytes_ += bytes;
+            if (unchecked_bytes_ < host_.most_unchecked) {
+                return true;
+            }
+            unchecked_bytes_ = 0;
         }
-        return nb::cast<bool>(host_.may_take(std::max(bytes, std::exchange(unchecked_bytes_, 0))));
+        return nb::cast<bool>(host_.may_take(bytes));
     }
 
     // Returns the outputs by name; None if there is no memory for them.
