@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Requests of at least SMALL bytes are compared with the available memory. Of smaller requests, only one in every
-# _CHECK_INTERVAL requested bytes is, because asking the system takes time.
+# CHECK_INTERVAL requested bytes is, because asking the system takes time.
 SMALL = 1 << 26
-_CHECK_INTERVAL = 1 << 28
+CHECK_INTERVAL = 1 << 28
 
 # Memory limit of plans for other machines, in bytes: more than any machine has.
 _PLANNED = 1 << 48
@@ -185,23 +185,19 @@ def require_memory(nbytes: int, what: str = "") -> None:
             )
 
 
-def are_unlimited() -> bool:
-    """Whether no limit is in force."""
-    return _inside.get() is None and _process == _UNLIMITED
+def only_deadline() -> float | None:
+    """Return the deadline (infinity: none) if only time may be limited. Return None if there are other limits."""
+    limits = current()
+    return limits.deadline if limits.memory is None and limits.iterations is None else None
 
 
 def may_take(nbytes: int) -> bool:
-    """Whether `require_memory` accepts an array or a plan of `nbytes` bytes.
-
-    If not, the next request of any size is compared with the available memory.
-    """
+    """Whether `nbytes` bytes are left. If not, `require_memory` checks the next request, however small it is."""
     global _unchecked
-    try:
-        require_memory(nbytes)
-    except OutOfMemory:
-        _unchecked = _CHECK_INTERVAL
-        return False
-    return True
+    if nbytes <= available_memory():
+        return True
+    _unchecked = CHECK_INTERVAL
+    return False
 
 
 def fits_limit(nbytes: int) -> bool:
@@ -252,7 +248,7 @@ def available_memory() -> int:
 def _is_check_due(nbytes: int) -> bool:
     global _unchecked
     _unchecked += nbytes  # threads may lose counts of each other, which does not matter
-    if _unchecked < _CHECK_INTERVAL:
+    if _unchecked < CHECK_INTERVAL:
         return False
     _unchecked = 0
     return True

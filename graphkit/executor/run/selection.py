@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
         kind: tuple[Group, tuple[str, ...]]
         selection: Selection
-        run: Callable[[dict[str, Any]], dict[str, np.ndarray] | bool | None]
+        run: Callable[[dict[str, Any], float], dict[str, np.ndarray] | bool | None]
         advances_rng: bool
 
         def __len__(self) -> int: ...

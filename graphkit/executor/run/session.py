@@ -332,10 +332,13 @@ class Executor:
 
     def _run_sized(self, runs: NativeRuns | None, feeds: Mapping[str, Any]) -> dict[str, Any] | bool | None:
         """Run natively, see `SizedRuns.run`. Returns None if this is not possible."""
-        if runs is None or type(feeds) is not dict or base_program.recorder is not None or not limits.are_unlimited():
+        if runs is None or type(feeds) is not dict or base_program.recorder is not None:
+            return None
+        deadline = limits.only_deadline()
+        if deadline is None:
             return None
         try:
-            results = runs.run(feeds)
+            results = runs.run(feeds, deadline)
         except native_module().Error as error:
             raise failure_of(error) from error
         if runs.advances_rng and isinstance(results, dict):

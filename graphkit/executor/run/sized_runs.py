@@ -35,7 +35,8 @@ class Host:
         structured: See `SizedPrograms.at`.
         refused: The exception of these two if there is no program for the sizes.
         accepts: accepts(shapes) returns whether one program computes a batch of these shapes. None: always.
-        may_take: may_take(nbytes) returns whether a run may take memory. It is called for at least `most_bytes` bytes.
+        may_take: may_take(nbytes) returns whether there is memory for a run of a new size. It is called for a run of
+            more than `most_bytes` bytes, and once after smaller runs of `most_unchecked` bytes.
         made: made(shapes, outputs) is called after the first run of a program. None: nothing is called.
         stamp: Returns a number that changes whenever a parameter may have changed.
         operands: operands(shared) returns the arrays of SharedOperands.
@@ -51,6 +52,7 @@ class Host:
     empty = staticmethod(np.empty)
     recycled_bytes = RECYCLED_BYTES
     most_bytes = limits.SMALL
+    most_unchecked = limits.CHECK_INTERVAL
     may_take = staticmethod(limits.may_take)
 
     def __init__(
@@ -82,8 +84,9 @@ class SizedRuns:
     Attributes:
         kind: The group of the programs, and the names of the feeds.
         selection: The outputs of the runs.
-        run: run(feeds) returns the outputs by name. It returns None if Python must make all checks and choose the
-            program, and True if Python must also compile a program, because these sizes occur often.
+        run: run(feeds, deadline) returns the outputs by name. It returns None if Python must make all checks and choose
+            the program, and True if Python must also compile a program, because these sizes occur often. deadline: see
+            `Limits`.
         advances_rng: Whether each run advances the random generator, although no node reads it.
         kept_bytes: Approximate size of the programs in bytes, if as many as possible are kept.
     """

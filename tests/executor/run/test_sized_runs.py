@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import GraphkitError, InputError, OutOfMemory
+from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory
 from graphkit.executor.run.session import Executor
+from graphkit.executor.run.sized_runs import Host
 from graphkit.ir import limits
 from graphkit.ops import F
 
@@ -123,13 +124,25 @@ def test_limits_hold_for_new_sizes() -> None:
     assert executor.run(fed(500))["y"].shape == (1, 500, 8)
 
 
+def test_a_time_limit_ends_a_native_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = ready(network(12))
+    found: list[Any] = []
+    monkeypatch.setattr(Executor, "_find_program", lambda *_, **__: found.append(1))
+    assert executor.run(fed(500), timeout=60.0)["y"].shape == (1, 500, 8)
+    with pytest.raises(LimitReached, match="time limit"):
+        executor.run(fed(200_000), timeout=1e-9)
+    assert executor.run(fed(500))["y"].shape == (1, 500, 8)
+    assert not found
+
+
 def test_little_memory_is_refused_after_many_small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Host, "most_unchecked", 1 << 20)
     executor = ready(network())
     monkeypatch.setattr(limits, "_unchecked", 0)
     monkeypatch.setattr(limits, "available_memory", lambda: 1 << 10)
 
     def run_all() -> None:
-        for length in range(40000, 40040):
+        for length in range(2000, 2040):
             executor.run(fed(length))
 
     with pytest.raises(OutOfMemory):

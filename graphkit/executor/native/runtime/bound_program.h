@@ -21,6 +21,9 @@ struct BoundProgram : Program {
     std::vector<std::pair<int, std::vector<std::int64_t>>> shape_values;
 };
 
+// Returns a time in nanoseconds, for Instance::limit. Times that do not fit are the latest one.
+std::int64_t nanoseconds(double seconds);
+
 // Handles Python's signals in the main thread. Throws the exception of a handler. Runs call it between steps.
 void check_signals();
 

@@ -383,10 +383,7 @@ struct BoundInstance {
     }
 
     void limit(std::size_t memory, std::int64_t iterations, double deadline) {
-        constexpr double kNanoseconds = 1e9;
-        constexpr auto kNever = std::numeric_limits<std::int64_t>::max();
-        const bool ends = deadline * kNanoseconds < static_cast<double>(kNever);
-        instance.limit(memory, iterations, ends ? static_cast<std::int64_t>(deadline * kNanoseconds) : kNever);
+        instance.limit(memory, iterations, nanoseconds(deadline));
     }
 
     void lend(int buffer, nb::handle array) {
@@ -483,6 +480,13 @@ void run_parts_of(nb::list instances, nb::list arenas, nb::list arrays, const st
 }
 
 }  // namespace
+
+std::int64_t nanoseconds(double seconds) {
+    constexpr double kNanoseconds = 1e9;
+    constexpr auto kNever = std::numeric_limits<std::int64_t>::max();
+    const bool ends = seconds * kNanoseconds < static_cast<double>(kNever);
+    return ends ? static_cast<std::int64_t>(seconds * kNanoseconds) : kNever;
+}
 
 void check_signals() {
     if (!in_main_thread()) {  // other threads handle no signals, and would only wait for the GIL

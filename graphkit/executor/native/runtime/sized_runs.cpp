@@ -85,7 +85,7 @@ class SizedRuns {
     SizedRuns(const SizedRuns&) = delete;
     SizedRuns& operator=(const SizedRuns&) = delete;
 
-    nb::object run(const nb::dict& feeds) {
+    nb::object run(const nb::dict& feeds, double deadline) {
         Given given;
         if (!open(feeds, given)) {
             return nb::none();
@@ -105,7 +105,7 @@ class SizedRuns {
             return nb::none();
         }
         ++sized->runs;
-        nb::object results = run_bound(*bound, given);
+        nb::object results = run_bound(*bound, given, nanoseconds(deadline));
         if (!results.is_none()) {
             latest_ = sized;
             if (is_new && !host_.made.is_none()) {
@@ -155,11 +155,12 @@ class SizedRuns {
               most_runs(nb::cast<std::int64_t>(host.attr("most_runs"))),
               recycled_bytes(nb::cast<std::int64_t>(host.attr("recycled_bytes"))),
               most_bytes(nb::cast<std::int64_t>(host.attr("most_bytes"))),
+              most_unchecked(nb::cast<std::int64_t>(host.attr("most_unchecked"))),
               idle(nb::cast<std::size_t>(host.attr("idle"))) {}
 
         nb::callable kernel, structured;
         nb::object accepts, may_take, made, stamp, operands, take_arena, give_arena, empty, recycled, refused;
-        std::int64_t most_runs, recycled_bytes, most_bytes;
+        std::int64_t most_runs, recycled_bytes, most_bytes, most_unchecked;
         std::size_t idle;
     };
 
@@ -300,15 +301,18 @@ class SizedRuns {
         for (const SizedResult& result : made.results) {
             bytes += result.bytes;
         }
-        unchecked_bytes_ += std::min(bytes, host_.most_bytes);
-        if (unchecked_bytes_ < host_.most_bytes) {
-            return true;
+        if (bytes <= host_.most_bytes) {
+            unchecked_bytes_ += bytes;
+            if (unchecked_bytes_ < host_.most_unchecked) {
+                return true;
+            }
+            unchecked_bytes_ = 0;
         }
-        return nb::cast<bool>(host_.may_take(std::max(bytes, std::exchange(unchecked_bytes_, 0))));
+        return nb::cast<bool>(host_.may_take(bytes));
     }
 
     // Returns the outputs by name; None if there is no memory for them.
-    nb::object run_bound(const Bound& bound, const Given& given) {
+    nb::object run_bound(const Bound& bound, const Given& given, std::int64_t deadline) {
         std::vector<nb::object> results;
         results.reserve(outputs_.size());
         nb::object arena;
@@ -341,6 +345,7 @@ class SizedRuns {
             throw NativeError("the arena is too small for the program");
         }
         instance.move(static_cast<std::byte*>(memory.data));
+        instance.limit(std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::int64_t>::max(), deadline);
         {
             static const Instance::Call no_call = [](std::size_t) {};
             static const std::function<void()> poll = check_signals;
@@ -417,10 +422,13 @@ GRAPHKIT_BINDINGS(sized_runs, "sized_programs") {
              "outputs: their names and dtypes.\n"
              "kept: number of programs that are kept.\n"
              "host: has the functions and numbers that graphkit.executor.run.sized_runs.Host describes.")
-        .def("run", &SizedRuns::run, "feeds"_a,
-             nb::sig("def run(self, feeds: dict[str, typing.Any]) -> dict[str, numpy.ndarray] | bool | None"),
+        .def("run", &SizedRuns::run, "feeds"_a, "deadline"_a,
+             nb::sig("def run(self, feeds: dict[str, typing.Any], deadline: float) -> dict[str, numpy.ndarray] | bool "
+                     "| None"),
              "Return the outputs by name. Return None if the caller must make all checks and choose the program, and "
-             "True if it must also compile one, because these sizes occur often. Raise Error if a kernel fails.")
+             "True if it must also compile one, because these sizes occur often. Raise Error if a kernel fails, and "
+             "LimitReached after the deadline "
+             "(monotonic clock, seconds).")
         .def("serve", &SizedRuns::serve, "shapes"_a, "runs"_a,
              "Use programs of the template for inputs of these shapes. runs: number of runs that they have had.")
         .def("leave", &SizedRuns::leave, "shapes"_a, "Return None from `run` for inputs of these shapes.")
