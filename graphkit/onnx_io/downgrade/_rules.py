@@ -11,7 +11,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.named_tuples import NamedTuple
-from graphkit.onnx_io.repeated_imports import replaces
+from graphkit.onnx_io.upgrade import replaces
 from graphkit.ops import Op
 
 # `below` of a rule that holds for every target.

@@ -11,6 +11,7 @@ them.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -108,12 +109,17 @@ class Rule(NamedTuple):
 _rules: dict[tuple[str, str], list[Rule]] = {}
 
 
+def replaces(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
+    """Return whether both functions are of the same module, and `earlier` is from an earlier, interrupted import of it.
+
+    Each import of a module has its own namespace. Decorated functions are unwrapped first.
+    """
+    namespaces = [inspect.unwrap(given).__globals__ for given in (function, earlier)]
+    return function.__module__ == earlier.__module__ and namespaces[0] is not namespaces[1]
+
+
 def _kept(apply: Any, rules: list[Rule]) -> list[Rule]:
     """Return the rules that `apply` does not replace: those that an interrupted import of its module did not leave."""
-    if not rules:
-        return []
-    from graphkit.onnx_io.repeated_imports import replaces
-
     return [rule for rule in rules if not replaces(apply, rule.apply)]
 
 

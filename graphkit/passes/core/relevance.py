@@ -26,6 +26,8 @@ RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _SIMPLIFIED = frozenset(PASSES["simplify"][1] or ())
 _IN_CHAINS = frozenset({*RESHAPES, "Transpose", "Constant"})
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
+# Functions with which formulas of activations multiply.
+_GATES = ("Clip", "HardSigmoid", "Sigmoid", "Tanh")
 # Matrix products, and the operators after and before them that they can contain.
 _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _FOLLOWING = frozenset(itertools.chain(*PASSES["fuse_matmul"][2]))
@@ -52,15 +54,39 @@ def _has_composite(graph: Graph) -> bool:
 
 
 def _has_equal_operands(graph: Graph) -> bool:
-    """Return whether two nodes have operators of the same name and the same operands."""
-    return len({(node.op.name, node.inputs) for node in graph.nodes}) < len(graph.nodes)
+    """Return whether two nodes have operators of the same name and the same operands, or are equal constants."""
+    keys = {(node.op.name, node.inputs) if node.inputs else (node.op, ()) for node in graph.nodes}
+    return len(keys) < len(graph.nodes)
 
 
-def _has_constants(graph: Graph) -> bool:
-    """Return whether a value is constant, or inference knows elements of it."""
-    if not graph.operators.isdisjoint(("Constant", "If")) or not all(node.inputs for node in graph.nodes):
+def _has_constant_results(graph: Graph) -> bool:
+    """Return whether all operands of a node are constants, or inference knows elements of its results."""
+    if "If" in graph.operators:
         return True
-    return any(kind.value is not None for kind in graph.cached(_tensor_types))
+    for node in graph.nodes:
+        if node.op.name == "Constant" and not node.op.domain:
+            continue
+        for value in node.outputs:
+            if getattr(value.type, "value", None) is not None:
+                return True
+        for operand in node.inputs:
+            if operand is not None and (operand.node is None or operand.node.op.name != "Constant"):
+                break
+        else:
+            return True
+    return False
+
+
+def _bounds_or_gates(graph: Graph) -> bool:
+    """Return whether the graph contains bounds that are not one Clip, or a product with a gate (see `_GATES`)."""
+    if not graph.operators.isdisjoint(("Max", "Min")):
+        return True
+    for node in graph.nodes:
+        if node.op.name in ("Mul", "Div") and _reads(node, _GATES):
+            return True
+        if node.op.name == "Clip" and (len(node.operands) < 3 or _reads(node, ("Relu",))):
+            return True
+    return False
 
 
 def _reads_softmax(graph: Graph) -> bool:
@@ -94,34 +120,51 @@ def _simplifies(graph: Graph) -> bool:
         return True
     for node in graph.nodes:
         if node.op.name == "Transpose":
-            perm = node.op.attributes().get("perm")
-            if perm is None or list(perm) == sorted(perm) or _reads(node, ("Transpose",)):
+            if _keeps_order(node) or _reads(node, ("Transpose",)):
                 return True
-        elif _is_redundant(node) or (node.op.name in _ARITHMETIC and _reads(node, ("Constant",))):
+        elif node.op.name in RESHAPES:
+            if _is_redundant(node):
+                return True
+        elif node.op.name in _ARITHMETIC and _reads(node, ("Constant",)):
             return True
     return False
 
 
 def _merges_reshapes(graph: Graph) -> bool:
-    """Return whether the graph contains a chain of reshapes, a Transpose, or a Reshape whose target is computed."""
+    """Return whether the graph contains a chain of reshapes, a Transpose like a reshape, or a computed target."""
     for node in graph.nodes:
-        if node.op.name == "Transpose" or _is_redundant(node):
+        if node.op.name in RESHAPES and _is_redundant(node):
+            return True
+        if node.op.name == "Transpose" and _keeps_order(node):
             return True
         if node.op.name == "Reshape" and not node.op.domain and node.operands[1].tensor.constants is None:
             return True
     return False
 
 
+def _keeps_order(node: Node) -> bool:
+    """Return whether a Transpose may keep the order of all axes with more than one element."""
+    perm, shape = node.op.attributes().get("perm"), node.operands[0].tensor.shape
+    if perm is None or shape is None:
+        return True
+    moved = [axis for axis in perm if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
 def _is_redundant(node: Node) -> bool:
-    """Return whether the node is a reshape that reads another one, or keeps the type of its operand."""
-    if node.op.name not in RESHAPES or node.op.domain:
+    """Return whether a reshape reads another one, or keeps the type of its operand."""
+    if node.op.domain:
         return False
     return node.operands[0].type == node.output.type or _reads(node, RESHAPES)
 
 
 def _reads(node: Node, names: Collection[str]) -> bool:
     """Return whether an operand is the result of an operator with one of these names."""
-    return any(v.node is not None and v.node.op.name in names for v in node.operands)
+    # A loop, because `any` would call a generator for each node.
+    for value in node.inputs:  # noqa: SIM110
+        if value is not None and value.node is not None and value.node.op.name in names:
+            return True
+    return False
 
 
 def _has_small_image(graph: Graph) -> bool:
@@ -150,7 +193,7 @@ def _has_pointwise_nodes(graph: Graph) -> bool:
 
 def _if_small(condition: Condition) -> Condition:
     """Return the condition for small graphs. For larger ones it returns True: the pass decides."""
-    return lambda graph: len(graph.nodes) > _SMALL or condition(graph)
+    return lambda graph: len(graph.nodes) > _SMALL or graph.cached(condition)
 
 
 # Passes that are not listed may change any graph with their operators.
@@ -160,12 +203,13 @@ CONDITIONS: dict[str, Condition] = {
     "expand_composites": _has_composite,
     "simplify": _if_small(_simplifies),
     "cse": _if_small(_has_equal_operands),
-    "fold": _if_small(_has_constants),
+    "fold": _if_small(_has_constant_results),
     "fuse_attention": _if_small(_reads_softmax),
     "fuse_attention_gradient": _if_small(_reads_softmax),
     "repeat_heads": _if_small(_reads_softmax),
     "eliminate_transpose": _if_small(_moves_transposes),
     "eliminate_reshape": _if_small(_merges_reshapes),
+    "fuse_activation": _if_small(_bounds_or_gates),
     "fuse_matmul": _if_small(_follows_products),
     "drop_outer_taps": _if_small(_has_small_image),
     "fuse_pointwise": _if_small(_has_pointwise_nodes),

@@ -11,7 +11,6 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, operator
-from graphkit.ops.internal.attention_gradient import FusedAttentionWithStatistics
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.internal.fused_attention import AttentionOp, FusedAttention
 from graphkit.ops.nn.softmax import Softmax
@@ -30,7 +29,6 @@ from graphkit.passes.core.match import (
 )
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.attention_guards import Guard, guard_behind, guard_of, guarded, has_weights
-from graphkit.passes.fuse.triangles import triangle_of
 
 # Mask values up to these numbers make a weight 0, like minus infinity. float16 cannot represent the first one.
 _NONE, _NONE_OF_FLOAT16 = -1e8, -6e4
@@ -158,6 +156,8 @@ def _guarded(node: Node, guard: Guard, readers: Readers) -> Sequence[Value] | No
     axis = 1 if found.op.layout == "NHLD" else 2
     if any(shape is None for shape in shapes) or len({shape[axis] for shape in shapes if shape is not None}) > 1:
         return None
+    from graphkit.ops.internal.attention_gradient import FusedAttentionWithStatistics
+
     op = FusedAttentionWithStatistics(**found.op.attributes())
     made = Node(op, found.operands, found.scores.product.name, node.meta)
     return (guarded(made.outputs[0], has_weights(made.outputs[2])),)
@@ -376,6 +376,8 @@ def _hides_the_future(op: AttentionOp, q: Value, k: Value, mask: Value | None) -
     rows, keys = (None if x.tensor.shape is None else x.tensor.shape[axis] for x in (q, k))
     if mask is None or op.causal or not isinstance(rows, int) or not isinstance(keys, int) or keys < rows:
         return False
+    from graphkit.passes.fuse.triangles import triangle_of
+
     found = triangle_of(mask, rows, keys)
     if found is None:
         return False

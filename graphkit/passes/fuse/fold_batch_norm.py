@@ -8,11 +8,8 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, Op, operator
-from graphkit.ops.linalg.matmul import Gemm
 from graphkit.ops.math.arithmetic import Add, Mul
-from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import CONTROL, Property, graph_pass
 from graphkit.passes.core.match import (
     FixedValues,
@@ -132,7 +129,11 @@ def _affine(
     # The folded weights of a product that copies its operand are the factors.
     copy = constants.ones(scale.dtype, column)
     factor, rest = Node(FoldedBatchNorm(axis=0, epsilon=epsilon), (copy, *vectors)).outputs
-    return factor, rest if len(column) == 1 else Node(Reshape(), (rest, constants.ints(column))).output
+    if len(column) > 1:
+        from graphkit.ops.tensor.shape import Reshape
+
+        rest = Node(Reshape(), (rest, constants.ints(column))).output
+    return factor, rest
 
 
 def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
@@ -194,21 +195,21 @@ def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | N
         return _product_with_bias(node, readers, fixed)
     if not is_op(node, *_PRODUCTS):
         return None
-    op = operator(node, Op)
+    op, given = operator(node, Op), node.op.attributes()
     weights = node.inputs[1]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if weights is None or weights.rank is None or weights not in fixed or (bias is not None and bias not in fixed):
         return None
     last = value.rank - 1 if value.rank is not None else 0
-    if isinstance(op, Conv):
+    if op.name == "Conv":
         place, axis = 0, 1
-    elif isinstance(op, ConvTranspose):
+    elif op.name == "ConvTranspose":
         place, axis = 1, 1
-        if op.group != 1:
+        if given["group"] != 1:
             return None
-    elif isinstance(op, Gemm):
-        place, axis = (0 if op.transB else 1), 1
-        if op.beta != 1 or (bias is not None and (bias.rank != 1 or bias.shape != value.tensor.known_shape[1:])):
+    elif op.name == "Gemm":
+        place, axis = (0 if given["transB"] else 1), 1
+        if given["beta"] != 1 or (bias is not None and (bias.rank != 1 or bias.shape != value.tensor.known_shape[1:])):
             return None
     else:
         place, axis = 1, last
