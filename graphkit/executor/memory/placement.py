@@ -101,7 +101,7 @@ def place_values(
             steps.append(node)
             continue
         op = node.op
-        may_view = op.name == "Transpose" or getattr(op, "views", ())
+        may_view = op.name == "Transpose" or bool(getattr(op, "views", ()))
         sources = _view_sources(node, used, root, place, symbols) if may_view else None
         if sources is not None:
             root.update(sources)
