@@ -101,7 +101,7 @@ def _weights(seed: Seed, rng: random.Random) -> str | None:
         data = damage.damaged_safetensors(weights.read_bytes(), rng)
         weights.write_bytes(data)
         document = json.loads((folder / "net.json").read_bytes())
-        document["weights"] |= {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        document["weights"] |= {"hash": f"sha256:{hashlib.sha256(data).hexdigest()}", "bytes": len(data)}
         (folder / "net.json").write_text(json.dumps(document))
         return _used(_load(folder / "net.json"), rng)
 

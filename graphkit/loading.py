@@ -114,9 +114,10 @@ def _read(source: Any, external_root: str | Path | None) -> Model:
         if os.path.splitext(path)[1] == ".json":
             from pathlib import Path
 
-            from graphkit.ir import serialize
+            from graphkit.ir import hashing, serialize
             from graphkit.ops import registry
 
+            hashing.load_extension = _load_extension
             graph, params, _ = serialize.load(Path(path), registry.get, external_root)
             return Model.from_graph(graph, params)
         source = path

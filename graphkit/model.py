@@ -481,8 +481,10 @@ class Model:
         params = self.params.entries()  # weights that are still in a file are read one after the other
         match path.suffix:
             case ".json":
-                from graphkit.ir import serialize
+                from graphkit.executor.devices.loading import load_native
+                from graphkit.ir import hashing, serialize
 
+                hashing.load_extension = load_native
                 serialize.save(path, self.graph, params, self.meta, **options)
             case ".onnx":
                 from graphkit.onnx_io import exporter

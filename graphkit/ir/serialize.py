@@ -29,7 +29,9 @@ from graphkit.signatures import typed
 
 __all__ = ["FORMAT", "VERSION", "from_dict", "load", "save", "to_dict"]
 
-FORMAT, VERSION = "graphkit", 1
+FORMAT, VERSION = "graphkit", 2
+# The version of files without weights. Weights of files of version 1 have a SHA-256 in place of a `hash`.
+_VERSION_WITHOUT_WEIGHTS = 1
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -71,10 +73,10 @@ def save(
         with PendingFile(path.parent, path.name) as text, PendingFile(path.parent, f"{stem}.safetensors") as data:
             weights, target = None, None
             if tensors.stored:
-                sha256, size = write_weights(data, tensors.stored)
+                written = write_weights(data, tensors.stored)
                 data.finish()
-                target = path.parent / f"{stem}.{sha256[:16]}.safetensors"
-                weights = {"file": target.name, "bytes": size, "sha256": sha256}
+                target = path.parent / f"{stem}.{written.digest[:16]}.safetensors"
+                weights = written.reference(target.name)
             for line in _document_lines(body, weights, meta or {}):
                 text.write(line)
             text.finish()
@@ -186,7 +188,6 @@ def _read_arrays(
             )
         return {}
     name = field(weights, "file", str, "weights")
-    sha256 = field(weights, "sha256", str, "weights")
     folder = path.parent.resolve()
     target = (folder / name).resolve()
     if name in ("", ".", "..") or Path(name).name != name or "\\" in name:
@@ -197,14 +198,15 @@ def _read_arrays(
             f"weights file {name!r} is not in the model's own folder, but a symbolic link to {target}: pass "
             "external_root (--allow-external-root) to allow the folder it is in"
         )
-    return read_weights(target, sha256, expected)
+    return read_weights(target, weights, expected)
 
 
 # --- text ---------------------------------------------------------------------------------------------
 
 
 def _document_lines(body: Mapping[str, Any], weights: Any, meta: Mapping[str, str]) -> Iterator[bytes]:
-    yield f'{{\n"format": "{FORMAT}",\n"version": {VERSION},\n'.encode()
+    version = _VERSION_WITHOUT_WEIGHTS if weights is None else VERSION
+    yield f'{{\n"format": "{FORMAT}",\n"version": {version},\n'.encode()
     yield b'"weights": ' + _json(weights) + b",\n"
     yield b'"meta": ' + _json(dict(meta)) + b",\n"
     yield b'"graph": '

@@ -1,4 +1,7 @@
-"""The weights file: safetensors (https://huggingface.co/docs/safetensors) with its SHA-256.
+"""The weights file: safetensors (https://huggingface.co/docs/safetensors), and its hash.
+
+The file that refers to it contains the hash as `"hash": "blake2b8:<hexadecimal digits>"` (see graphkit/ir/hashing.py).
+Older files contain `"sha256": "<hexadecimal digits>"`.
 
 Element types that the format lacks are stored as U8 vectors of their raw bytes; the file that refers to the tensor
 stores the logical type.
@@ -17,7 +20,7 @@ import safetensors
 
 from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.atomic import PendingFile, write_whole
-from graphkit.ir.hashing import sha256_of
+from graphkit.ir.hashing import BLAKE2B8, SHA256, hash_of
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
 from graphkit.ir.types import DType, dtype_of
 from graphkit.named_tuples import NamedTuple
@@ -114,11 +117,27 @@ def restored(data: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def write_weights(file: PendingFile, tensors: Mapping[str, Stored]) -> tuple[str, int]:
-    """Write a safetensors file; return its SHA-256 in hexadecimal and its size in bytes. Tensors are not copied."""
+class Written(NamedTuple):
+    """A weights file that was written.
+
+    Attributes:
+        digest: Its hash, in hexadecimal.
+        size: Number of bytes.
+    """
+
+    digest: str
+    size: int
+
+    def reference(self, name: str) -> dict[str, Any]:
+        """Return the entry of the file that refers to this one, which is called `name`; see `read_weights`."""
+        return {"file": name, "bytes": self.size, "hash": f"{BLAKE2B8}:{self.digest}"}
+
+
+def write_weights(file: PendingFile, tensors: Mapping[str, Stored]) -> Written:
+    """Write a safetensors file. Tensors are not copied."""
     head, ordered = _head(tensors)
     size = len(head) + sum(tensor.nbytes for tensor in ordered)
-    return sha256_of(_chunks(head, ordered), file.write), size
+    return Written(hash_of(BLAKE2B8, _chunks(head, ordered), file.write, size), size)
 
 
 def _head(tensors: Mapping[str, Stored]) -> tuple[bytes, list[Stored]]:
@@ -170,20 +189,21 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_weights(
-    path: Path, sha256: str, expected: Mapping[str, tuple[str, tuple[int, ...] | None]]
+    path: Path, reference: Mapping[str, Any], expected: Mapping[str, tuple[str, tuple[int, ...] | None]]
 ) -> dict[str, np.ndarray | StoredArray]:
     """Return the tensors of a weights file as vectors of bytes (uint8). Large ones stay in the file.
 
     Args:
         path: The file.
-        sha256: The hash that the file must have.
+        reference: The entry that refers to the file, with the hash that it must have, and perhaps its size (`bytes`).
         expected: Type code and shape of each tensor that must be in the file. A shape of None is not compared.
 
     Raises:
-        InvalidModel: The file is missing, truncated, damaged or changed, or a tensor does not match. The message names
-            the file and the tensor.
+        InvalidModel: The file is missing, truncated, damaged or changed, a tensor does not match, or the hash is one
+            that this version does not know. The message names the file and the tensor.
     """
     where = f"weights file {path.name!r}"
+    hash_name, digest = _recorded_hash(where, reference)
     try:
         file = StoredFile(path)
     except OSError as error:
@@ -204,8 +224,11 @@ def read_weights(
             raise InvalidModel(
                 f"{where}: tensor {name!r} is {actual.code}{list(actual.shape)}, but the graph says {wanted}"
             )
-    if sha256_of(file.blocks(0, file.size)) != sha256:
-        raise InvalidModel(f"{where} is not the one that the graph was saved with: its SHA-256 differs")
+    size = reference.get("bytes", file.size)
+    if type(size) is not int or size != file.size:
+        raise InvalidModel(f"{where} has {file.size} bytes; the one that the graph was saved with has {size!r}")
+    if hash_of(hash_name, file.blocks(0, file.size), size=file.size) != digest:
+        raise InvalidModel(f"{where} is not the one that the graph was saved with: its {_HASHES[hash_name]} differs")
     arrays: dict[str, np.ndarray | StoredArray] = {}
     for name, entry in found.items():
         size = entry.end - entry.begin
@@ -213,6 +236,24 @@ def read_weights(
         stored = StoredArray(file, entry.begin, np.dtype(np.uint8), (size,))
         arrays[name] = stored if stays else stored.array
     return arrays
+
+
+# The hashes that a reference may contain, and what errors call them.
+_HASHES = {BLAKE2B8: "hash blake2b8", SHA256: "SHA-256"}
+
+
+def _recorded_hash(where: str, reference: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name of the hash that a reference contains, and the hash in hexadecimal. Raises InvalidModel."""
+    text = reference.get("hash")
+    if text is None and isinstance(reference.get("sha256"), str):
+        text = f"{SHA256}:{reference['sha256']}"
+    if not isinstance(text, str) or ":" not in text:
+        raise InvalidModel(f'{where}: the file that refers to it lacks its hash, such as "hash": "{BLAKE2B8}:0123..."')
+    name, _, digest = text.partition(":")
+    if name not in _HASHES:
+        known = ", ".join(_HASHES)
+        raise InvalidModel(f"{where} has the hash {name[:40]!r}; this graphkit knows {known}: upgrade graphkit")
+    return name, digest
 
 
 class _Entry(NamedTuple):

@@ -23,7 +23,7 @@ from graphkit.train import manifest as manifests
 
 MANIFEST = "checkpoint.json"
 _FORMAT = "graphkit-checkpoint"
-_VERSION = 2
+_VERSION = 3
 ADVICE = (
     "To resume it, use the model, the optimizer and the moving average (ema) of that run. "
     "Otherwise start a new run in another folder"
@@ -82,13 +82,13 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
         if (current := _weights_file(folder)) is not None:
             _remove_states(folder, current)
         with PendingFile(folder, "state.safetensors") as weights:
-            digest, _ = write_weights(weights, {n: stored(a, d) for n, (a, d) in tensors.items()})
-            file_name = f"state.{digest[:16]}.safetensors"
+            written = write_weights(weights, {n: stored(a, d) for n, (a, d) in tensors.items()})
+            file_name = f"state.{written.digest[:16]}.safetensors"
             weights.commit(folder / file_name)
         manifest = {
             "format": _FORMAT,
             "version": _VERSION,
-            "weights": {"file": file_name, "sha256": digest},
+            "weights": written.reference(file_name),
             "arrays": {n: {"dtype": d.value, "shape": list(a.shape)} for n, (a, d) in tensors.items()},
             **{name: [list(part) for part in getattr(checkpoint, name)] for name in _OF_RANKS},
             **{name: getattr(checkpoint, name) for name in _DESCRIBED},
@@ -148,7 +148,7 @@ def load(folder: str | Path) -> Checkpoint:
         reference = manifest["weights"]
         if Path(reference["file"]).name != reference["file"] or reference["file"] in ("", ".", ".."):
             raise InvalidModel(f"{path}: the weights file {reference['file']!r} is outside the folder")
-        raw = read_weights(folder / reference["file"], reference["sha256"], _expected(types))
+        raw = read_weights(folder / reference["file"], reference, _expected(types))
         arrays = {n: restored(np.asarray(raw[n]), *types[n]) for n in types}
         if manifest["version"] == 1:
             return _from_version_1(manifest, arrays)

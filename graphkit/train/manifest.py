@@ -51,8 +51,13 @@ def _rng_state(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_uint64, value))
 
 
+def _weights(value: Any) -> bool:
+    """Whether a value may refer to a weights file: texts, and its size."""
+    return isinstance(value, dict) and all(_count(v) if key == "bytes" else _text(v) for key, v in value.items())
+
+
 _KINDS: Mapping[str, Kind] = {
-    "weights": _dict_of(_text),
+    "weights": _weights,
     "arrays": _dict_of(_object),
     "parts": _list_of(_list_of(_text)),
     "residuals": _list_of(_list_of(_text)),

@@ -1,4 +1,4 @@
-"""SHA-256 computed while files are read and written."""
+"""Hashes computed while files are read and written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from combinations import in_one_item
 
+from graphkit.executor.devices.extension import import_extension
 from graphkit.ir import hashing
-from graphkit.ir.hashing import sha256_of
+from graphkit.ir.hashing import BLAKE2B8, hash_of, sha256_of
 
 _LARGE = hashing._INLINE + 1
 
@@ -29,6 +30,26 @@ def test_chunks_of_any_size(sizes: list[int]) -> None:
     assert sha256_of(chunks, consumed.append) == sha256_of(map(memoryview, chunks))
     assert sha256_of(chunks) == hashlib.sha256(b"".join(chunks)).hexdigest()
     assert consumed == chunks
+
+
+@in_one_item()
+@pytest.mark.parametrize("sizes", [[], [0], [1], [63, 1, 64, 65], [1023, 1], [1024], [5, _LARGE, 0, 7], [_LARGE] * 3])
+def test_blake2b8_is_equal_with_and_without_the_extension(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    chunks = [rng.bytes(size) for size in sizes]
+    import_extension()
+    native = hash_of(BLAKE2B8, chunks)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "graphkit._native")
+        assert hash_of(BLAKE2B8, chunks) == native
+        assert hash_of(BLAKE2B8, [b"".join(chunks)]) == native
+    assert import_extension().blake2b(np.frombuffer(b"".join(chunks), np.uint8), 1 << 20, True) == native
+
+
+def test_blake2b8_does_not_change() -> None:
+    """Files contain it."""
+    expected = "7cf6afd619021bf9a474aad749347135c2666bdc24f15a1fb8ee17e7f8cddb8f"
+    assert hash_of(BLAKE2B8, [bytes(range(256)) * 20]) == expected
 
 
 def test_two_buffers_used_by_turns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import struct
@@ -231,7 +232,7 @@ def set_item(*keys: Any) -> Callable[[dict[str, Any]], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "newer version": (set_item("version", 2), "format version 2; this graphkit reads up to 1"),
+    "newer version": (set_item("version", 3), "format version 3; this graphkit reads up to 2"),
     "no version": (lambda d: d.pop("version"), "version None"),
     "other format": (set_item("format", "other"), "not a graphkit model"),
     "no graph": (lambda d: d.pop("graph"), "'graph' is missing"),
@@ -252,7 +253,11 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "weights absolute": (set_item("weights", "file", "/etc/passwd"), "own folder"),
     "weights unnamed": (set_item("weights", None), "names no weights file"),
     "weights missing": (set_item("weights", "file", "gone.safetensors"), "'gone.safetensors', which holds tensor"),
-    "other hash": (set_item("weights", "sha256", "0" * 64), "SHA-256 differs"),
+    "other hash": (set_item("weights", "hash", "blake2b8:" + "0" * 64), "hash blake2b8 differs"),
+    "other SHA-256": (set_item("weights", "hash", "sha256:" + "0" * 64), "SHA-256 differs"),
+    "unknown hash": (set_item("weights", "hash", "md5:" + "0" * 32), "has the hash 'md5'"),
+    "no hash": (lambda d: d["weights"].pop("hash"), "lacks its hash"),
+    "other size of weights": (set_item("weights", "bytes", 5), "saved with has 5"),
     "other shape": (lambda d: d["graph"]["inputs"][1]["tensor"].update(shape=[2, 2]), "tensor 'w' is F32"),
     "parameter does not fit": (lambda d: d["graph"]["inputs"][1].update(shape=[7]), "parameter 'w' is float32"),
     "tensor not in the file": (lambda d: d["graph"]["inputs"][1]["tensor"].update(stored="v"), "lacks tensor 'v'"),
@@ -276,6 +281,41 @@ def test_damage_is_named(saved: Path, damage: str) -> None:
         serialize.load(saved, resolve)
     assert "net.json" in str(caught.value)
     assert caught.value.exit_code == 4
+
+
+def test_files_of_version_1_are_read(saved: Path) -> None:
+    expected = serialize.load(saved, resolve)[1]
+
+    def to_version_1(document: dict[str, Any]) -> None:
+        del document["weights"]["hash"]
+        document["weights"]["sha256"] = hashlib.sha256(weights_of(saved).read_bytes()).hexdigest()
+        document["version"] = 1
+
+    edit(saved, to_version_1)
+    found = serialize.load(saved, resolve)[1]
+    assert {n: np.asarray(a).tobytes() for n, a in found.items()} == {
+        n: np.asarray(a).tobytes() for n, a in expected.items()
+    }
+    weights_of(saved).write_bytes(weights_of(saved).read_bytes()[:-1] + b"?")
+    with pytest.raises(InvalidModel, match="SHA-256 differs"):
+        serialize.load(saved, resolve)
+
+
+def test_flipped_bytes_of_weights_are_found(saved: Path) -> None:
+    content = weights_of(saved).read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    for place in np.linspace(start, len(content) - 1, 12, dtype=int):
+        weights_of(saved).write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        with pytest.raises(InvalidModel, match="hash blake2b8 differs"):
+            serialize.load(saved, resolve)
+
+
+def test_truncated_weights_are_named(saved: Path) -> None:
+    content = weights_of(saved).read_bytes()
+    for size in (0, 7, 8, 100, len(content) - 1):
+        weights_of(saved).write_bytes(content[:size])
+        with pytest.raises(InvalidModel, match=r"weights file .* is truncated or damaged"):
+            serialize.load(saved, resolve)
 
 
 def test_weights_outside_are_unsafe(saved: Path, tmp_path: Path) -> None:
@@ -370,7 +410,7 @@ def test_flipped_bit_is_noticed(saved: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(bytes(content))
-    with pytest.raises(InvalidModel, match="SHA-256"):
+    with pytest.raises(InvalidModel, match="hash blake2b8 differs"):
         serialize.load(saved, resolve)
 
 

@@ -18,6 +18,7 @@ from combinations import in_one_item
 import graphkit as gk
 from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir import weights
+from graphkit.ir.hashing import BLAKE2B8, hash_of
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
 from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import read_weights
@@ -49,27 +50,27 @@ FILES: dict[str, tuple[Any, int]] = {
 }
 
 
-def written(path: Path, entries: Any, size: int) -> str:
-    """Writes such a file; returns its SHA-256."""
+def written(path: Path, entries: Any, size: int) -> dict[str, str]:
+    """Writes such a file; returns the reference of a file of version 1 to it."""
     text = json.dumps(entries).encode()
     content = struct.pack("<Q", len(text)) + text + np.arange(size).astype(np.uint8).tobytes()
     path.write_bytes(content)
-    return hashlib.sha256(content).hexdigest()
+    return {"sha256": hashlib.sha256(content).hexdigest()}
 
 
 @in_one_item()
 @pytest.mark.parametrize("case", FILES)
 def test_files_are_those_that_safetensors_reads(tmp_path: Path, case: str) -> None:
     path = tmp_path / "w.safetensors"
-    sha256 = written(path, *FILES[case])
+    reference = written(path, *FILES[case])
     try:
         read = safetensors.deserialize(path.read_bytes())
     except safetensors.SafetensorError:
         with pytest.raises(InvalidModel, match=r"'w.safetensors'.* is truncated or damaged"):
-            read_weights(path, sha256, {})
+            read_weights(path, reference, {})
         return
     wanted = {name: (entry["dtype"], bytes(entry["data"])) for name, entry in read}
-    found = read_weights(path, sha256, {name: (code, None) for name, (code, _) in wanted.items()})
+    found = read_weights(path, reference, {name: (code, None) for name, (code, _) in wanted.items()})
     assert {name: np.asarray(a).tobytes() for name, a in found.items()} == {n: data for n, (_, data) in wanted.items()}
     assert {n for n, a in found.items() if isinstance(a, StoredArray)} == ({"large"} if "large" in found else set())
 
@@ -77,9 +78,47 @@ def test_files_are_those_that_safetensors_reads(tmp_path: Path, case: str) -> No
 def test_a_type_that_arrays_do_not_have_is_named(tmp_path: Path) -> None:
     """Some types of the library take less than a byte per element."""
     path = tmp_path / "w.safetensors"
-    sha256 = written(path, {"w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, 2)
+    reference = written(path, {"w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, 2)
     with pytest.raises(InvalidModel, match="'w' is of type 'F4'"):
-        read_weights(path, sha256, {})
+        read_weights(path, reference, {})
+
+
+def test_files_of_both_hashes_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    old = written(path, {"w": {"dtype": "U8", "shape": [5000], "data_offsets": [0, 5000]}}, 5000)
+    content = path.read_bytes()
+    new = {"hash": f"blake2b8:{hash_of(BLAKE2B8, [content])}", "bytes": len(content)}
+    for reference in (old, new, {"hash": f"sha256:{old['sha256']}"}):
+        path.write_bytes(content)
+        assert read_weights(path, reference, {})["w"].shape == (5000,)
+        for place in (len(content) - 1, len(content) - 5000, len(content) - 2500):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            with pytest.raises(InvalidModel, match=r"'w.safetensors' is not the one .*(SHA-256|blake2b8) differs"):
+                read_weights(path, reference, {})
+
+
+REFERENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "no hash": ({}, "lacks its hash"),
+    "hash is a number": ({"hash": 5}, "lacks its hash"),
+    "hash without a name": ({"hash": "0123"}, "lacks its hash"),
+    "SHA-256 is a number": ({"sha256": 5}, "lacks its hash"),
+    "unknown hash": ({"hash": "md5:0123"}, "has the hash 'md5'; this graphkit knows blake2b8, sha256: upgrade"),
+    "name of a hash in capitals": ({"hash": "SHA256:0123"}, "has the hash 'SHA256'"),
+    "empty hash": ({"hash": "blake2b8:"}, "hash blake2b8 differs"),
+    "size": ({"hash": "blake2b8:0", "bytes": 5}, "bytes; the one that the graph was saved with has 5"),
+    "size is a float": ({"hash": "blake2b8:0", "bytes": 5.0}, "has 5.0"),
+    "size is a boolean": ({"hash": "blake2b8:0", "bytes": True}, "has True"),
+}
+
+
+@in_one_item()
+@pytest.mark.parametrize("case", REFERENCES)
+def test_references_that_do_not_fit_are_rejected(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "w.safetensors"
+    written(path, *FILES["one tensor"])
+    reference, message = REFERENCES[case]
+    with pytest.raises(InvalidModel, match=f"'w.safetensors'.*{message}"):
+        read_weights(path, reference, {})
 
 
 def test_content_is_that_of_the_library() -> None:
@@ -107,7 +146,7 @@ def test_a_tensor_with_the_name_of_the_metadata(tmp_path: Path) -> None:
 def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").mkdir()
     with pytest.raises(InvalidModel, match=r"'w.safetensors'.* cannot be read"):
-        read_weights(tmp_path / "w.safetensors", "", {"w": ("F32", None)})
+        read_weights(tmp_path / "w.safetensors", {"sha256": ""}, {"w": ("F32", None)})
 
 
 def test_the_header_is_that_of_the_file_that_is_open(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints: bit-identical resume, damage, and SIGKILL at random moments."""
 
+import hashlib
 import json
 import os
 import random
@@ -193,10 +194,24 @@ def test_a_weights_file_of_another_run_is_refused(tmp_path):
     trainer.save(tmp_path)
     path = tmp_path / checkpoint.MANIFEST
     content = json.loads(path.read_text())
-    for lie in ("0" * 64, content["weights"]["sha256"][:-1], ""):
-        path.write_text(json.dumps({**content, "weights": {**content["weights"], "sha256": lie}}))
+    for lie in ("blake2b8:" + "0" * 64, content["weights"]["hash"][:-1], "blake2b8:", "md5:00", ""):
+        path.write_text(json.dumps({**content, "weights": {**content["weights"], "hash": lie}}))
         with pytest.raises(InvalidModel, match=r"state\."):
             trainer.resume(tmp_path)
+
+
+def test_a_checkpoint_of_version_2_is_resumed(tmp_path):
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.save(tmp_path)
+    path = tmp_path / checkpoint.MANIFEST
+    content = json.loads(path.read_text())
+    (weights,) = tmp_path.glob("state.*.safetensors")
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    path.write_text(json.dumps({**content, "version": 2, "weights": {"file": weights.name, "sha256": digest}}))
+    gk.Trainer(model(), optimizer=gk.optim.SGD(0.1)).resume(tmp_path)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(InvalidModel, match="SHA-256 differs"):
+        gk.Trainer(model(), optimizer=gk.optim.SGD(0.1)).resume(tmp_path)
 
 
 @in_one_item()

@@ -5,8 +5,31 @@
 #include "c_interface/saved_program.h"
 #include "runtime/array.h"
 #include "runtime/bindings.h"
+#include "runtime/gil.h"
 
 namespace graphkit {
+namespace {
+
+// The hash `blake2b8`; see graphkit/ir/hashing.py.
+class Blake2b8 {
+  public:
+    void update(nb::handle bytes) {
+        const Array array = open_array(bytes, "bytes", false);
+        const WithoutGil released;
+        lanes_.add({static_cast<const char*>(array.data), array.bytes});
+    }
+
+    std::string hexdigest() {
+        Blake2b hash;
+        lanes_.finish(hash);
+        return hash.hex();
+    }
+
+  private:
+    LongHash lanes_;
+};
+
+}  // namespace
 
 GRAPHKIT_BINDINGS(saved_program) {
     m.attr("program_format") = kProgramFormat;
@@ -40,6 +63,11 @@ GRAPHKIT_BINDINGS(saved_program) {
         "bytes"_a, "piece"_a, "in_lanes"_a,
         nb::sig("def blake2b(bytes: numpy.ndarray, piece: int, in_lanes: bool) -> str"),
         "Return a hash as the C library's cache of converted networks computes it, of `piece` bytes at once.");
+    nb::class_<Blake2b8>(m, "Blake2b8", "The hash of weights; see graphkit.ir.hashing.")
+        .def(nb::init<>())
+        .def("update", &Blake2b8::update, "bytes"_a, nb::sig("def update(self, bytes: numpy.ndarray) -> None"),
+             "Add bytes.")
+        .def("hexdigest", &Blake2b8::hexdigest, "Return the hash of all bytes. The object must not be used again.");
     m.def("records_recipes", &records_recipes, "Return whether kernels that this thread makes keep their recipe.");
     m.def("record_recipes", &record_recipes, "on"_a,
           "Whether kernels that this thread makes from now on keep their recipe.");
