@@ -109,14 +109,18 @@ def test_not_finite_and_huge(isa, dilation, seed):
     assert (np.abs(got[sound] - expected[sound]) <= 2e-6 * finite_x.inside_sum()[sound] + 1e-30).all()
 
 
-def test_which():
-    def suits(x: tuple[int, ...], filters: int, kernel: int = 3, **attributes: object) -> bool:
+def test_which(isa):
+    def suits(x: tuple[int, ...], filters: int, kernel: int = 3, vary: bool = False, **attributes: object) -> bool:
         e = Example(x, filters, {"pads": (kernel // 2,) * 4, **attributes}, kernel=(kernel, kernel))
-        return native.NarrowConvolution.suits(e.x.shape, e.w.shape, e.product().shape, e.window)
+        return native.NarrowConvolution.suits(e.x.shape, e.w.shape, e.product().shape, e.window, vary)
 
     assert suits((1, 64, 12, 12), 1)
-    assert suits((1, 3, 12, 12), 8)
-    assert suits((1, 16, 12, 12), 4, kernel=1)
+    assert suits((1, 64, 12, 12), 8)
+    # Adding the lanes of short windows takes longer than leaving lanes without a filter.
+    assert suits((1, 3, 12, 12), 1)
+    for example in (((1, 3, 12, 12), 2), ((1, 3, 12, 12), 8), ((1, 16, 12, 12), 6), ((1, 16, 12, 12), 4, 1)):
+        assert suits(*example) == (isa != "avx512")
+        assert suits(*example, vary=True)
     # Filters that fill a vector, and windows that leave most of one without work.
     assert not suits((1, 64, 12, 12), 9)
     assert not suits((1, 1, 12, 12), 2)

@@ -297,7 +297,7 @@ class ConvolutionFactory final : public KernelFactory {
     std::unique_ptr<Kernel> tiled(const Problem& problem) const {
         const Dims &x = problem.x, &w = problem.w, &y = problem.y;
         const Window& window = problem.window();
-        if (suits_narrow(x, w, y, window)) {
+        if (suits_narrow(x, w, y, window, traits_.vary)) {
             return narrow_convolution(x, w, y, window, traits_.epilogue, traits_.pack_weights, traits_.threads);
         }
         const auto method = TiledConvolution::method(x, w, y, window, traits_.pack_weights, false, traits_.vary);

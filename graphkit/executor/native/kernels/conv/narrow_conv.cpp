@@ -18,6 +18,11 @@ namespace {
 constexpr std::int64_t kMostFilters = 8;
 // With shorter runs, most lanes of a vector would be unused.
 constexpr std::int64_t kLeastRun = 8;
+// With AVX-512, adding the lanes of a sum takes as long as this many products of vectors. The library, whose lanes hold
+// filters, takes kLibraryCost as long for a product of vectors, because it waits less often for a sum.
+constexpr std::int64_t kLaneSum = 6;
+constexpr double kLibraryCost = 0.6;
+constexpr std::int64_t kWidestVector = 16;
 // Largest part of the results: columns of a line, and floats of the image that it reads.
 constexpr std::int64_t kPartColumns = 64;
 constexpr std::int64_t kPartFloats = 1 << 15;
@@ -34,7 +39,7 @@ class NarrowConvolution final : public PlaneConvolution {
                       bool pack_weights, int threads);
 
     // Whether this is faster than a kernel with filters in the lanes.
-    static bool suits(const Dims& x, const Dims& w, const Dims& y, const Window& window);
+    static bool suits(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool vary);
 
     std::string packed_layout(int input) const override;
     std::vector<std::pair<int, int>> inplace() const override;
@@ -74,7 +79,7 @@ class NarrowConvolution final : public PlaneConvolution {
 
 }  // namespace
 
-bool NarrowConvolution::suits(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
+bool NarrowConvolution::suits(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool vary) {
     if (!ConvPlane::covers(x, w, y, window) || w[0] > kMostFilters) {
         return false;
     }
@@ -84,8 +89,16 @@ bool NarrowConvolution::suits(const Dims& x, const Dims& w, const Dims& y, const
     const std::int64_t columns =
         (std::min(y.back(), kPartColumns) - 1) * window.strides[last] + (w.back() - 1) * window.dilations[last] + 1;
     const bool apart = *std::max_element(window.dilations.begin(), window.dilations.end()) > 1;
-    return (!apart || lines * columns * w[1] <= kPartFloats) &&
-           w[1] * (window.dilations[last] == 1 ? w.back() : 1) >= kLeastRun;
+    const std::int64_t run = w[1] * (window.dilations[last] == 1 ? w.back() : 1);
+    if ((apart && lines * columns * w[1] > kPartFloats) || run < kLeastRun) {
+        return false;
+    }
+    if (vary || narrow_table().grain < kWidestVector) {
+        return true;
+    }
+    const std::int64_t elements = count(w) / w[0];
+    const std::int64_t products = w[0] * (elements / run * divide_up(run, kWidestVector) + kLaneSum);
+    return static_cast<double>(products) <= kLibraryCost * static_cast<double>(elements);
 }
 
 NarrowConvolution::NarrowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
@@ -274,8 +287,8 @@ void NarrowConvolution::compute_parts(const Operands& given, std::int64_t begin,
     }
 }
 
-bool suits_narrow(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
-    return NarrowConvolution::suits(x, w, y, window);
+bool suits_narrow(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool vary) {
+    return NarrowConvolution::suits(x, w, y, window, vary);
 }
 
 std::unique_ptr<Kernel> narrow_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
@@ -294,7 +307,7 @@ GRAPHKIT_BINDINGS(narrow_conv, "conv", "epilogue") {
     nb::class_<NarrowConvolution, Kernel>(m, "NarrowConvolution")
         .def("__init__", narrow_convolution_recipe.init(), "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(),
              "bias"_a = false, "epilogue"_a = Epilogue{}, "pack_weights"_a = false, "threads"_a = 0, NoGil())
-        .def_static("suits", &NarrowConvolution::suits, "x"_a, "w"_a, "y"_a, "window"_a,
+        .def_static("suits", &NarrowConvolution::suits, "x"_a, "w"_a, "y"_a, "window"_a, "vary"_a = false,
                     "Whether there are so few filters that this is faster than a kernel with filters in the lanes.");
 }
 

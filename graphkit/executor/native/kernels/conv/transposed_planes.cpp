@@ -23,7 +23,7 @@ constexpr std::int64_t kManyTaps = 56;
 constexpr std::int64_t kKeptFloats = 3 << 15;
 constexpr std::int64_t kMostKeptFloats = 1 << 20;
 // Elements of x that are copied, and stay in the near caches while they are multiplied by all taps of some filters. A
-// channel of the copy has more floats, whose number is no power of 2: channels would then share one set of the cache.
+// channel of the copy has kCopied floats: a power of 2 would place all channels in one set of the cache.
 constexpr std::int64_t kElements = 128;
 constexpr std::int64_t kCopied = 144;
 constexpr std::int64_t kUnitsPerThread = 4;
