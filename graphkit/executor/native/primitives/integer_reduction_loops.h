@@ -141,8 +141,7 @@ template <typename Op, typename T>
 void extreme_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const Accumulator<T>*,
                   Accumulator<T>* out) {
     if ((stride == size || rows == 1) && size >= 2 && size <= kNarrow) {
-        return with_columns(size,
-                            [&](auto narrow) { extreme_narrow_rows<Op, decltype(narrow)::value>(x, rows, out); });
+        return with_columns(size, [&](auto narrow) { extreme_narrow_rows<Op, decltype(narrow)::value>(x, rows, out); });
     }
     for (std::int64_t i = 0; i < rows; ++i) {
         out[i] = extreme_of_row<Op>(x + i * stride, size);

@@ -200,19 +200,34 @@ static void repeat_row(std::byte* target, const std::byte* source, std::int64_t 
     }
 }
 
-// Rows that are repeated this often or less, and have at most this many bytes, are copied by code for their size.
+// Rows of at most this many bytes are copied by code for their size, also if they are repeated at most kFewRepeats
+// times.
+constexpr std::int64_t kShortRow = 32;
 constexpr std::int64_t kFewRepeats = 16;
-constexpr std::int64_t kMostRepeatedBytes = 32;
 
 // Calls body(std::integral_constant<int, bytes>).
 template <int Bytes = 1, typename Body>
 static void with_bytes(std::int64_t bytes, Body&& body) {
-    if constexpr (Bytes < kMostRepeatedBytes) {
+    if constexpr (Bytes < kShortRow) {
         if (bytes != Bytes) {
             return with_bytes<Bytes + 1>(bytes, body);
         }
     }
     body(std::integral_constant<int, Bytes>{});
+}
+
+static void copy_short_rows(int threads, const std::vector<CopyAxis>& axes, std::int64_t bytes, double cost,
+                            const std::byte* source, std::byte* target) {
+    const CopyAxis step = last_of(axes);
+    with_bytes(bytes, [&](auto size) {
+        parallel_for(threads, product(axes), cost, [&](std::int64_t begin, std::int64_t end) {
+            for_runs(axes, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
+                for (std::int64_t i = 0; i < rows; ++i) {
+                    std::memcpy(target + to + i * step.target, source + from + i * step.source, decltype(size)::value);
+                }
+            });
+        });
+    });
 }
 
 void StridedCopy::run_repeats(int threads, const std::byte* source, std::byte* target) const {
@@ -270,10 +285,13 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     constexpr std::int64_t kAhead = 6;
     const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
     const bool stream_whole = stream_ && lines_stay_whole(target) && bytes % kLine == 0;
-    constexpr std::int64_t kShortRow = 256;
-    const bool repeats = step.source == 0 && step.target == bytes && bytes < kShortRow;
-    if (repeats && step.size <= kFewRepeats && bytes <= kMostRepeatedBytes) {
+    constexpr std::int64_t kRepeatedRow = 256;
+    const bool repeats = step.source == 0 && step.target == bytes && bytes < kRepeatedRow;
+    if (repeats && step.size <= kFewRepeats && bytes <= kShortRow) {
         return run_repeats(threads, source, target);
+    }
+    if (!repeats && !stream_ && bytes <= kShortRow) {
+        return copy_short_rows(threads, outer_, bytes, cost, source, target);
     }
     parallel_for(threads, product(outer_), cost, [&](std::int64_t begin, std::int64_t end) {
         for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {

@@ -187,7 +187,8 @@ class TypedReduce : public Reduce::Implementation {
         const auto by = static_cast<std::int64_t>(divisor);
         for (std::int64_t i = 0; i < size; ++i) {
             const bool is_negative = totals[i] < 0;
-            const auto total = is_negative ? 0 - static_cast<std::uint64_t>(totals[i]) : static_cast<std::uint64_t>(totals[i]);
+            const auto total =
+                is_negative ? 0 - static_cast<std::uint64_t>(totals[i]) : static_cast<std::uint64_t>(totals[i]);
             if (total >= kExact) {
                 totals[i] /= divisor;
                 continue;
