@@ -26,6 +26,8 @@ _MOVEMENT = frozenset(
         "SpaceToDepth", "ReverseSequence", "Trilu", "Compress", "Unique", "NonZero", "EyeLike", "Shape", "Size",
     }
 )  # fmt: skip
+# Data movement if they do not combine elements.
+_SCATTER = frozenset({"ScatterElements", "ScatterND"})
 
 
 @graph_pass(ensures=[Property.HALVES_WIDENED])
@@ -88,4 +90,5 @@ def _computes(node: Node, operands: Sequence[Value | None], float32_values: Coll
         or (not op.domain and op.name in _CONVERSIONS)
     ):
         return False
-    return op.name not in _MOVEMENT or any(v in float32_values for v in operands if v is not None)
+    moves = op.name in _MOVEMENT or (op.name in _SCATTER and getattr(op, "reduction", "none") == "none")
+    return not moves or any(v in float32_values for v in operands if v is not None)

@@ -15,7 +15,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.types import DType
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.ops import registry
+from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
 from graphkit.passes.layout.float16 import HALVES, widen_halves
 
@@ -211,3 +211,13 @@ def test_training_in_half_precision():
     losses = [float(trainer.step(inputs, targets)) for _ in range(60)]
     assert losses[-1] < 0.3 * losses[0]
     assert {v.dtype for v in net.params.values()} == {np.dtype(np.float16)}
+
+
+@pytest.mark.parametrize(("reduction", "computes"), [("none", False), ("add", True)])
+def test_scattered_elements_are_rounded_only_if_they_are_combined(reduction, computes):
+    x, updates = gk.input("x", [5, 3], dtype="float16"), gk.input("u", [2, 3], dtype="float16")
+    places = np.array([[3], [0]])
+    y = F.scatter_nd(x, places, updates, reduction=reduction)
+    z = F.scatter_elements(x, np.array([[1, 0, 2]]), F.slice(updates, *map(np.array, ([0], [1]))), reduction=reduction)
+    graph = widen_halves(gk.Model({"y": y, "z": z}).graph)
+    assert any(node.op.name == "Cast" for node in graph.nodes) == computes

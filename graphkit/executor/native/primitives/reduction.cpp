@@ -60,6 +60,17 @@ void merge(Reduction reduction, Acc* into, const Acc* from, std::int64_t width) 
     }
 }
 
+// parts[0] = the reduction of all parts, in the order of reduce_pieces.
+template <typename Acc>
+void merge_tree(Reduction reduction, Acc* parts, std::int64_t size) {
+    if (size > 1) {
+        const std::int64_t middle = size / 2;
+        merge_tree(reduction, parts, middle);
+        merge_tree(reduction, parts + middle, size - middle);
+        merge(reduction, parts, parts + middle, 1);
+    }
+}
+
 }  // namespace
 
 ReductionGeometry::ReductionGeometry(const Dims& shape, const std::vector<bool>& reduced) {
@@ -141,6 +152,15 @@ template <typename T>
 void Reducer<T>::reduce_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
                                std::int64_t tile, std::int64_t width) const {
     if (last - first > 1) {
+        const bool together = geometry_.along_row && parts_ == 1 && geometry_.slabs.size() == 1 && shift == nullptr;
+        if (together && last - first <= kReductionTile) {
+            const std::int64_t stride = geometry_.slabs[0].stride;
+            Acc rows[kReductionTile];
+            functions_.rows(x + first * stride, last - first, stride, geometry_.width, nullptr, rows);
+            merge_tree(reduction_, rows, last - first);
+            *out = rows[0];
+            return;
+        }
         const std::int64_t middle = first + (last - first) / 2;
         reduce_pieces(x, shift, out, first, middle, tile, width);
         Acc other[kReductionTile];

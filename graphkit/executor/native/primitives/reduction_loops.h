@@ -3,7 +3,10 @@
 
 #include <cstddef>
 
+#include "primitives/integer_reduction_loops.h"
+#include "primitives/reduction_rules.h"
 #include "primitives/reduction_table.h"
+#include "simd/across_each.h"
 #include "simd/exp.h"
 #include "simd/half_convert.h"
 #include "simd/narrow_rows.h"
@@ -18,90 +21,6 @@ constexpr int kRowsTogether = 8;
 // Number of vectors of columns whose totals are kept in registers, and the largest width that is read in such strips.
 constexpr int kStripVectors = kVectorBytes == 64 ? 16 : 8;
 constexpr std::int64_t kStripWidth = 256;
-
-template <typename T>
-struct Limit {
-    static constexpr T kLowest = std::numeric_limits<T>::lowest();
-    static constexpr T kHighest = std::numeric_limits<T>::max();
-};
-template <>
-struct Limit<float> {
-    static constexpr float kLowest = -std::numeric_limits<float>::infinity();
-    static constexpr float kHighest = std::numeric_limits<float>::infinity();
-};
-template <>
-struct Limit<double> {
-    static constexpr double kLowest = -std::numeric_limits<double>::infinity();
-    static constexpr double kHighest = std::numeric_limits<double>::infinity();
-};
-
-// kStart is the neutral element; `map` maps an element kFill to it.
-template <typename T>
-struct SumReduction : Add {
-    static constexpr T kStart = 0, kFill = 0;
-    template <typename V>
-    static V map(V x, V) {
-        return x;
-    }
-};
-
-template <typename T>
-struct ProductReduction : Multiply {
-    static constexpr T kStart = 1, kFill = 1;
-    template <typename V>
-    static V map(V x, V) {
-        return x;
-    }
-};
-
-template <typename T>
-struct LargestReduction : Largest {
-    static constexpr T kStart = Limit<T>::kLowest, kFill = kStart;
-    template <typename V>
-    static V map(V x, V) {
-        return x;
-    }
-};
-
-template <typename T>
-struct SmallestReduction : Smallest {
-    static constexpr T kStart = Limit<T>::kHighest, kFill = kStart;
-    template <typename V>
-    static V map(V x, V) {
-        return x;
-    }
-};
-
-template <typename T>
-struct AbsoluteReduction : Add {
-    static constexpr T kStart = 0, kFill = 0;
-    template <typename V>
-    static V map(V x, V) {
-        return x < 0 ? -x : x;
-    }
-};
-
-template <typename T>
-struct SquareReduction : Add {
-    static constexpr T kStart = 0, kFill = 0;
-    template <typename V>
-    static V map(V x, V) {
-        return x * x;
-    }
-};
-
-template <typename T>
-struct ExpReduction : Add {
-    static constexpr T kStart = 0, kFill = Limit<T>::kLowest;
-    static Vector<T> map(Vector<T> x, Vector<T> shift) { return exp<T>(x - shift); }
-};
-
-// `map` maps an element that equals the shift to 0.
-template <typename T>
-struct SquareAboutReduction : Add {
-    static constexpr T kStart = 0, kFill = 0;
-    static Vector<T> map(Vector<T> x, Vector<T> shift) { return (x - shift) * (x - shift); }
-};
 
 // --- float and double -----------------------------------------------------------------------------
 
@@ -166,13 +85,43 @@ void reduce_narrow_rows(const T* x, std::int64_t rows, const T* shift, T* out) {
     }
 }
 
+// Reduces kLanes<T> rows of less than `ways` vectors (see reduce_row) at a time, with equal bits.
+template <typename Op, typename T>
+std::int64_t reduce_short_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, T* out) {
+    constexpr auto lanes = static_cast<int>(kLanes<T>);
+    std::int64_t row = 0;
+    for (; row + lanes <= rows; row += lanes) {
+        Vector<T> totals[lanes];
+        for (int r = 0; r < lanes; ++r) {
+            const T* const from = x + (row + r) * stride;
+            Vector<T> total = splat(T{Op::kStart});
+            std::int64_t at = 0;
+            for (; at + lanes <= size; at += lanes) {
+                total = Op::combine(total, Op::map(load(from + at), splat(T{0})));
+            }
+            if (at < size) {
+                total = Op::combine(total, Op::map(load_part(from + at, size - at, T{Op::kFill}), splat(T{0})));
+            }
+            totals[r] = total;
+        }
+        across_each<Op, T>(totals);
+        store(out + row, totals[0]);
+    }
+    return row;
+}
+
 template <typename Op, typename T>
 void reduce_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const T* shift, T* out) {
     if ((stride == size || rows == 1) && size >= 2 && size <= kNarrow) {
         return with_columns(size,
                             [&](auto narrow) { reduce_narrow_rows<Op, decltype(narrow)::value>(x, rows, shift, out); });
     }
-    for (std::int64_t i = 0; i < rows; ++i) {
+    constexpr int kWays = 8;  // of reduce_row
+    std::int64_t done = 0;
+    if (shift == nullptr && size < kWays * kLanes<T>) {
+        done = reduce_short_rows<Op, T>(x, rows, stride, size, out);
+    }
+    for (std::int64_t i = done; i < rows; ++i) {
         out[i] = reduce_row<Op, T>(x + i * stride, size, shift == nullptr ? T{0} : shift[i]);
     }
 }
@@ -348,67 +297,14 @@ void reduce_half_columns(const Half* x, std::int64_t rows, std::int64_t stride, 
     __builtin_memcpy(out, total, static_cast<std::size_t>(width) * sizeof(float));
 }
 
-// --- integers: mapped in their own type, where they wrap around, and reduced in 64 bits -----------
-
-template <typename T>
-using Unsigned = std::make_unsigned_t<T>;
-
-template <template <typename> typename Op, typename T>
-inline Accumulator<T> mapped_integer(T x) {
-    if constexpr (std::is_same_v<Op<T>, AbsoluteReduction<T>>) {
-        return static_cast<T>(x < 0 ? Unsigned<T>{0} - static_cast<Unsigned<T>>(x) : static_cast<Unsigned<T>>(x));
-    } else if constexpr (std::is_same_v<Op<T>, SquareReduction<T>>) {
-        return static_cast<T>(static_cast<Unsigned<T>>(x) * std::uint64_t{static_cast<Unsigned<T>>(x)});
-    } else {
-        return x;
-    }
-}
-
-template <template <typename> typename Op, typename Acc>
-inline Acc reduced_integer(Acc a, Acc b) {
-    if constexpr (std::is_base_of_v<Largest, Op<Acc>>) {
-        return b > a ? b : a;
-    } else if constexpr (std::is_base_of_v<Smallest, Op<Acc>>) {
-        return b < a ? b : a;
-    } else {
-        using Bits = std::uint64_t;
-        return static_cast<Acc>(Op<Bits>::combine(static_cast<Bits>(a), static_cast<Bits>(b)));
-    }
-}
-
-template <template <typename> typename Op, typename T>
-void reduce_integer_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const Accumulator<T>*,
-                         Accumulator<T>* out) {
-    using Acc = Accumulator<T>;
-    for (std::int64_t i = 0; i < rows; ++i) {
-        const T* row = x + i * stride;
-        Acc total = Op<T>::kStart;
-        for (std::int64_t j = 0; j < size; ++j) {
-            total = reduced_integer<Op, Acc>(total, mapped_integer<Op, T>(row[j]));
-        }
-        out[i] = total;
-    }
-}
-
-template <template <typename> typename Op, typename T>
-void reduce_integer_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width,
-                            const Accumulator<T>*, Accumulator<T>* out) {
-    using Acc = Accumulator<T>;
-    for (std::int64_t c = 0; c < width; ++c) {
-        out[c] = mapped_integer<Op, T>(x[c]);
-    }
-    for (std::int64_t row = 1; row < rows; ++row) {
-        const T* from = x + row * stride;
-        for (std::int64_t c = 0; c < width; ++c) {
-            out[c] = reduced_integer<Op, Acc>(out[c], mapped_integer<Op, T>(from[c]));
-        }
-    }
-}
-
 template <template <typename> typename Op, typename T>
 constexpr ReductionFunctions<T> reduction_of() {
     if constexpr (std::is_integral_v<T>) {
-        return {reduce_integer_rows<Op, T>, reduce_integer_columns<Op, T>};
+        if constexpr (kIsExtreme<Op<T>>) {
+            return {extreme_rows<Op<T>, T>, extreme_columns<Op<T>, T>};
+        } else {
+            return {reduce_integer_rows<Op, T>, reduce_integer_columns<Op, T>};
+        }
     } else if constexpr (std::is_floating_point_v<T>) {
         return {reduce_rows<Op<T>, T>, reduce_columns<Op<T>, T>};
     } else {

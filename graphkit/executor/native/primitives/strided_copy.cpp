@@ -200,6 +200,59 @@ static void repeat_row(std::byte* target, const std::byte* source, std::int64_t 
     }
 }
 
+// Rows of at most this many bytes are copied by code for their size, also if they are repeated at most kFewRepeats
+// times.
+constexpr std::int64_t kShortRow = 32;
+constexpr std::int64_t kFewRepeats = 16;
+
+// Calls body(std::integral_constant<int, bytes>).
+template <int Bytes = 1, typename Body>
+static void with_bytes(std::int64_t bytes, Body&& body) {
+    if constexpr (Bytes < kShortRow) {
+        if (bytes != Bytes) {
+            return with_bytes<Bytes + 1>(bytes, body);
+        }
+    }
+    body(std::integral_constant<int, Bytes>{});
+}
+
+static void copy_short_rows(int threads, const std::vector<CopyAxis>& axes, std::int64_t bytes, double cost,
+                            const std::byte* source, std::byte* target) {
+    const CopyAxis step = last_of(axes);
+    with_bytes(bytes, [&](auto size) {
+        parallel_for(threads, product(axes), cost, [&](std::int64_t begin, std::int64_t end) {
+            for_runs(axes, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
+                for (std::int64_t i = 0; i < rows; ++i) {
+                    std::memcpy(target + to + i * step.target, source + from + i * step.source, decltype(size)::value);
+                }
+            });
+        });
+    });
+}
+
+void StridedCopy::run_repeats(int threads, const std::byte* source, std::byte* target) const {
+    const std::int64_t bytes = row_.size * element_;
+    const std::int64_t repeats = outer_.back().size;
+    const std::vector<CopyAxis> others(outer_.begin(), outer_.end() - 1);
+    const CopyAxis step = last_of(others);
+    const double cost = nanoseconds(static_cast<double>(bytes * repeats)) + 1;
+    with_bytes(bytes, [&](auto size) {
+        constexpr int kBytes = decltype(size)::value;
+        parallel_for(threads, product(others), cost, [&](std::int64_t begin, std::int64_t end) {
+            for_runs(others, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
+                for (std::int64_t row = 0; row < rows; ++row) {
+                    std::byte copy[kBytes];
+                    std::memcpy(copy, source + from + row * step.source, kBytes);
+                    std::byte* const place = target + to + row * step.target;
+                    for (std::int64_t i = 0; i < repeats; ++i) {
+                        std::memcpy(place + i * kBytes, copy, kBytes);
+                    }
+                }
+            });
+        });
+    });
+}
+
 double StridedCopy::nanoseconds(double bytes) const {
     return bytes / kBytesPerNanosecond;
 }
@@ -232,8 +285,14 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     constexpr std::int64_t kAhead = 6;
     const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
     const bool stream_whole = stream_ && lines_stay_whole(target) && bytes % kLine == 0;
-    constexpr std::int64_t kShortRow = 256;
-    const bool repeats = step.source == 0 && step.target == bytes && bytes < kShortRow;
+    constexpr std::int64_t kRepeatedRow = 256;
+    const bool repeats = step.source == 0 && step.target == bytes && bytes < kRepeatedRow;
+    if (repeats && step.size <= kFewRepeats && bytes <= kShortRow) {
+        return run_repeats(threads, source, target);
+    }
+    if (!repeats && !stream_ && bytes <= kShortRow) {
+        return copy_short_rows(threads, outer_, bytes, cost, source, target);
+    }
     parallel_for(threads, product(outer_), cost, [&](std::int64_t begin, std::int64_t end) {
         for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
             if (repeats) {
@@ -302,9 +361,15 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
     const std::int64_t strip = kLine / element_;
     const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);
     const std::int64_t down = buffered ? side : (long_rows ? 2048 : 1024) / element_;
-    const std::int64_t along = buffered ? side : narrow ? 16384 / element_ : long_rows ? strip : 256 / element_;
-    const std::int64_t blocks_down = (column_.size + down - 1) / down;
-    const std::int64_t blocks_along = (row_.size + along - 1) / along;
+    const std::int64_t few = 256 / element_;
+    const bool in_strips = long_rows && row_.size > few;
+    const std::int64_t along = buffered ? side : narrow ? 16384 / element_ : in_strips ? strip : few;
+    // The last block gets the rest, because blocks of a few elements are slow. Only buffers limit it.
+    const auto blocks_of = [&](std::int64_t size, std::int64_t block) {
+        return buffered ? (size + block - 1) / block : std::max<std::int64_t>(size / block, 1);
+    };
+    const std::int64_t blocks_down = blocks_of(column_.size, down);
+    const std::int64_t blocks_along = blocks_of(row_.size, along);
     const std::int64_t blocks = blocks_down * blocks_along;
     const auto block_bytes = static_cast<double>(std::min(along, row_.size) * std::min(down, column_.size) * element_);
     const auto move_blocks = [&](std::int64_t begin, std::int64_t end) {
@@ -312,8 +377,10 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
         const auto move_block = [&](const std::byte* from, std::byte* to, std::int64_t block) {
             const std::int64_t a = block / blocks_along * down;
             const std::int64_t b = block % blocks_along * along;
-            const std::int64_t rows = std::min(down, column_.size - a);
-            const std::int64_t columns = std::min(along, row_.size - b);
+            const bool ends_down = block / blocks_along + 1 == blocks_down;
+            const bool ends_along = block % blocks_along + 1 == blocks_along;
+            const std::int64_t rows = ends_down ? column_.size - a : down;
+            const std::int64_t columns = ends_along ? row_.size - b : along;
             from += a * element_ + b * row_.source;
             to += a * column_.target + b * element_;
             if (!buffered) {
@@ -329,9 +396,18 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
             }
         };
         const CopyAxis step = last_of(outer_);
+        // The processor's own prefetchers do not know where the next rows begin.
+        const std::int64_t source_bytes = narrow ? row_.size * row_.source : 0;
+        const bool prefetches = narrow && step.source > source_bytes && source_bytes <= 4096;
         if (blocks == 1) {
             for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
                 for (std::int64_t i = 0; i < rows; ++i) {
+                    if (prefetches && i + 1 < rows) {
+                        const std::byte* const next = source + from + (i + 1) * step.source;
+                        for (std::int64_t line = 0; line < source_bytes; line += kLine) {
+                            __builtin_prefetch(next + line);
+                        }
+                    }
                     move_block(source + from + i * step.source, target + to + i * step.target, 0);
                 }
             });

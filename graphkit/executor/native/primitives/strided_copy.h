@@ -44,6 +44,7 @@ class StridedCopy {
 
     void choose();
     void run_rows(int threads, const std::byte* source, std::byte* target) const;
+    void run_repeats(int threads, const std::byte* source, std::byte* target) const;
     void run_tiles(int threads, const std::byte* source, std::byte* target) const;
     void run_elements(int threads, const std::byte* source, std::byte* target) const;
     bool lines_stay_whole(const std::byte* target) const;

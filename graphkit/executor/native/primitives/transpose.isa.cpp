@@ -114,7 +114,8 @@ inline void transpose_tile(const std::byte* from, std::byte* to, std::int64_t so
     }
 }
 
-// Rows of the target have `columns` elements. Parts that do not fill a tile of N x N are transposed in smaller tiles.
+// Rows of the target have `columns` elements. The last tile along each side may write some elements again. If the block
+// is smaller than a tile of N x N, it is transposed in smaller tiles.
 template <typename T, int N, bool Stream>
 void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
                      std::int64_t rows, std::int64_t columns) {
@@ -125,22 +126,21 @@ void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_s
                 __builtin_memcpy(to + a * target_stride + b * kSize, from + a * kSize + b * source_stride, sizeof(T));
             }
         }
+    } else if (rows < N || columns < N) {
+        transpose_block<T, N / 2, false>(from, to, source_stride, target_stride, rows, columns);
     } else {
-        const std::int64_t whole_rows = rows / N * N;
-        const std::int64_t whole_columns = columns / N * N;
-        for (std::int64_t a = 0; a < whole_rows; a += N) {
-            for (std::int64_t b = 0; b < whole_columns; b += N) {
-                transpose_tile<T, N, Stream>(from + a * kSize + b * source_stride, to + a * target_stride + b * kSize,
-                                             source_stride, target_stride);
+        for (std::int64_t a = 0; a < rows; a += N) {
+            const std::int64_t row = a + N <= rows ? a : rows - N;
+            std::int64_t b = 0;
+            for (; b + N <= columns; b += N) {
+                transpose_tile<T, N, Stream>(from + row * kSize + b * source_stride,
+                                             to + row * target_stride + b * kSize, source_stride, target_stride);
             }
-        }
-        if (whole_columns < columns) {
-            transpose_block<T, N / 2, false>(from + whole_columns * source_stride, to + whole_columns * kSize,
-                                             source_stride, target_stride, whole_rows, columns - whole_columns);
-        }
-        if (whole_rows < rows) {
-            transpose_block<T, N / 2, false>(from + whole_rows * kSize, to + whole_rows * target_stride, source_stride,
-                                             target_stride, rows - whole_rows, columns);
+            if (b < columns) {
+                b = columns - N;
+                transpose_tile<T, N, false>(from + row * kSize + b * source_stride,
+                                            to + row * target_stride + b * kSize, source_stride, target_stride);
+            }
         }
     }
 }

@@ -10,9 +10,9 @@
 #endif
 
 #include "runtime/array.h"
-#include "runtime/bytes.h"
 #include "runtime/bindings.h"
 #include "runtime/bound_program.h"
+#include "runtime/bytes.h"
 #include "runtime/parts.h"
 #include "runtime/threads.h"
 

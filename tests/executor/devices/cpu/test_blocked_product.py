@@ -22,6 +22,9 @@ SHAPES = [
     ((1, 1), (1, 1)),
     ((7, 300), (300, 1)),
     ((1, 300), (300, 70)),
+    ((1, 300), (300, 1500)),
+    ((1, 21), (21, 1025)),
+    ((40, 45), (45, 1)),
     ((13, 40), (40, 9)),
     ((8, 64), (64, 24)),
     ((29, 263), (263, 131)),
@@ -184,6 +187,16 @@ def test_own_kernel_multiplies_one_column_and_few_terms(monkeypatch: Any, shapes
     result = gk.Model({"y": y}).compile().run({"x": a} if constant else {"x": a, "w": w})["y"]
     close(result, a.astype(np.float64) @ w, a.shape[1])
     assert [type(kernel).__name__ for kernel in made] == ["BlockedMatMul"]
+
+
+@pytest.mark.parametrize(("rows", "columns", "is_own"), [(1, 256, True), (1, 255, False), (2, 256, False)])
+def test_own_kernel_multiplies_one_row_by_a_matrix_in_the_caches(rows: int, columns: int, is_own: bool) -> None:
+    options = {"transpose_a": False, "transpose_b": False, "has_bias": False, "alpha": 1.0, "beta": 1.0}
+    factory = native.ProductFactory(
+        **options, epilogue=None, pack_b=False, vary=False, dtype="float32", deterministic=False, threads=1
+    )
+    kernel = factory([(rows, 50), (50, columns)], [(rows, columns)])
+    assert (type(kernel).__name__ == "BlockedMatMul") == is_own
 
 
 @in_one_item()

@@ -93,3 +93,26 @@ def test_broadcasts_and_tiles(dtype):
         repeats = rng.integers(0, 4, rank)
         node = F.tile(value_of(x), repeats).node
         assert run_native(node, [x], 3)[0].tobytes() == np.tile(x, tuple(repeats)).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(17, 31), (31, 1029), (300, 47), (97, 307), (2, 33, 65)], ids=str)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64], ids=str)
+def test_transposes_with_incomplete_tiles(shape, dtype, every_isa):
+    x = np.random.default_rng(8).integers(0, 100, shape).astype(dtype)
+    wanted = np.ascontiguousarray(np.swapaxes(x, -1, -2))
+    *outer, rows, columns = shape
+    strides = [rows * columns] * len(outer) + [1, columns]
+    for threads in (1, 3):
+        y = np.zeros(wanted.shape, dtype)
+        native.StridedView("Transpose", shape, y.shape, y.shape, strides, 0, x.dtype.name, threads)([x], [y])
+        np.testing.assert_array_equal(y, wanted)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 5, 12, 31, 33])
+@pytest.mark.parametrize("repeats", [2, 16, 17])
+def test_few_repetitions_of_short_rows(columns, repeats):
+    x = np.random.default_rng(9).integers(0, 256, (3, 50, columns)).astype(np.uint8)
+    y = np.zeros((3, 50, repeats * columns), np.uint8)
+    sizes, strides = (3, 50, repeats, columns), (50 * columns, columns, 0, 1)
+    native.StridedView("Tile", x.shape, y.shape, sizes, strides, 0, "uint8", 2)([x], [y])
+    np.testing.assert_array_equal(y, np.tile(x, (1, 1, repeats)))

@@ -134,3 +134,49 @@ def test_reductions_that_do_not_fit():
         native.Reduce("Median", [2, 3], [1], [2], "float32")
     with pytest.raises(native.Unsupported, match="no native kernel"):
         native.Reduce("LogSumExp", [2, 3], [1], [2], "int32")
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "int32", "uint64"])
+def test_extremes_of_integers(name, every_isa):
+    """Rows shorter and longer than vectors, columns, and slabs; with the smallest and largest integer."""
+    rng, info = np.random.default_rng(5), np.iinfo(name)
+    cases = [((37, size), [1]) for size in (1, 2, 7, 9, 15, 16, 17, 63, 64, 65, 300)]
+    cases += [((rows, 70), [0]) for rows in (1, 2, 5, 40)]
+    for shape, axes in [*cases, ((5, 11, 33), [0, 2]), ((3, 4, 5, 6), [0, 2])]:
+        x = rng.integers(info.min, info.max, shape, name, endpoint=True)
+        for function, wanted in (("Max", x.max(tuple(axes))), ("Min", x.min(tuple(axes)))):
+            np.testing.assert_array_equal(reduced(function, x, axes), wanted, err_msg=f"{shape}")
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("function", ["Sum", "Max", "L2"])
+def test_short_rows_have_the_same_bits_in_any_batch(function, name, every_isa):
+    for size in (9, 16, 31, 49, 100, 130):
+        x = np.random.default_rng(6).standard_normal((53, size)).astype(name)
+        x[7, size // 2], x[40, 0] = np.nan, np.inf
+        alone = np.concatenate([reduced(function, row[None], [1]) for row in x])
+        np.testing.assert_array_equal(reduced(function, x, [1]), alone, err_msg=str(size))
+        np.testing.assert_allclose(alone, expected(function, x, [1]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((5, 9, 20), (0, 2)), ((40, 3, 301), (0, 2)), ((2100, 2, 9), (0, 2))])
+def test_sums_over_slabs_do_not_depend_on_threads(shape, axes):
+    x = draw(np.random.default_rng(7), shape, "float32")
+    total = reduced("Sum", x, axes)
+    np.testing.assert_allclose(total, x.astype(np.float64).sum(axes), rtol=1e-5, atol=1e-3)
+    for threads in (2, 3):
+        np.testing.assert_array_equal(reduced("Sum", x, axes, threads), total)
+
+
+@pytest.mark.parametrize("name", ["int32", "int64", "uint64"])
+def test_means_of_integers_are_exact(name):
+    """Small and large totals, rounded towards 0, for divisors whose reciprocal is not exact."""
+    info = np.iinfo(name)
+    for size in (1, 2, 3, 7, 10, 49):
+        top = min(info.max, 2**62) // size
+        low = -top if info.min < 0 else 0
+        rows = [0, 1, size - 1, size, 3 * size - 1, 2**31 - 1, top - 1, top, low, low + 1, -1 if low else 5]
+        x = np.zeros((len(rows), size), name)
+        x[:, 0] = rows
+        wanted = [abs(row) // size * (1 if row >= 0 else -1) for row in x[:, 0].tolist()]
+        np.testing.assert_array_equal(reduced("Mean", x, [1]), np.array(wanted, name))

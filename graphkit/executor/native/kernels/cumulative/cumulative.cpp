@@ -103,8 +103,15 @@ void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride
                         bool exclusive) {
     using S = Totals<T>;
     using Total = typename S::type;
-    if constexpr (std::is_floating_point_v<T>) {
-        if (!exclusive) {
+    if constexpr (std::is_same_v<T, Total>) {
+        if (exclusive) {  // the other totals, one step later
+            std::fill_n(y, columns, T{Rule::kNeutral});
+            if (size > 1) {
+                accumulate_columns<Rule>(x, y + stride, size - 1, stride, columns, false);
+            }
+            return;
+        }
+        if constexpr (std::is_floating_point_v<T>) {
             const auto& table = cumulative_table();
             const auto& functions = [&]() -> const auto& {
                 if constexpr (std::is_same_v<T, float>) {
@@ -114,11 +121,8 @@ void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride
                 }
             }();
             const auto run = std::is_same_v<Rule, Sum> ? functions.sums : functions.products;
-            return run(x, y, size, stride, columns);
-        }
-    }
-    if constexpr (std::is_same_v<T, Total>) {
-        if (!exclusive) {  // the totals are in y
+            run(x, y, size, stride, columns);
+        } else {  // the totals are in y
             std::copy_n(x, columns, y);
             for (std::int64_t i = 1; i < size; ++i) {
                 x += stride;
@@ -130,21 +134,21 @@ void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride
                     to[c] = Rule::combine(before[c], more[c]);
                 }
             }
-            return;
         }
-    }
-    Total totals[kColumns];
-    for (std::int64_t c = 0; c < columns; ++c) {
-        totals[c] = S::of(x[c]);
-        y[c] = exclusive ? S::to(Total{Rule::kNeutral}) : x[c];
-    }
-    for (std::int64_t i = 1; i < size; ++i) {
-        x += stride;
-        y += stride;
+    } else {
+        Total totals[kColumns];
         for (std::int64_t c = 0; c < columns; ++c) {
-            const Total before = totals[c];
-            totals[c] = Rule::combine(before, S::of(x[c]));
-            y[c] = S::to(exclusive ? before : totals[c]);
+            totals[c] = S::of(x[c]);
+            y[c] = exclusive ? S::to(Total{Rule::kNeutral}) : x[c];
+        }
+        for (std::int64_t i = 1; i < size; ++i) {
+            x += stride;
+            y += stride;
+            for (std::int64_t c = 0; c < columns; ++c) {
+                const Total before = totals[c];
+                totals[c] = Rule::combine(before, S::of(x[c]));
+                y[c] = S::to(exclusive ? before : totals[c]);
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "simd/across_each.h"
 #include "simd/row_loops.h"
 
 namespace graphkit {
@@ -17,8 +18,10 @@ constexpr int kTileRows = 8;
 constexpr int kTileRows = 4;
 #endif
 constexpr int kTileVectors = 3;
-// Vectors of a tile with a single row: wide, because such a product reads each row of b once.
+// Vectors of columns from which a single row is multiplied by whole rows of b.
 constexpr int kRowVectors = 12;
+// Vectors of a row whose products are summed separately in a dot product.
+constexpr int kDotVectors = 4;
 // Number of products in a chain of sums. A panel with this depth fits into the first-level cache.
 constexpr std::int64_t kDepth = 256;
 constexpr std::int64_t kPanels = 16;
@@ -134,6 +137,46 @@ void copy_panel(const T* b, std::int64_t b_depth, std::int64_t b_column, std::in
     }
 }
 
+// Multiplies one row by a part of b, whose rows are read as a whole, in the order of memory.
+template <typename T>
+void multiply_row(const T* a, std::int64_t a_depth, const T* b, std::int64_t b_depth, std::int64_t depth, T* y,
+                  std::int64_t columns, bool adds) {
+    constexpr std::int64_t kBlock = 1024;
+    constexpr int kTogether = 8;
+    alignas(kVectorBytes) T sums[kBlock];
+    for (std::int64_t begin = 0; begin < columns; begin += kBlock) {
+        const std::int64_t width = std::min(kBlock, columns - begin);
+        std::fill_n(sums, width, T{0});
+        const auto add_rows = [&](std::int64_t k, auto count) {
+            constexpr int kRows = decltype(count)::value;
+            Vector<T> factors[kRows];
+            for (int r = 0; r < kRows; ++r) {
+                factors[r] = splat(a[(k + r) * a_depth]);
+            }
+            const T* const from = b + k * b_depth + begin;
+            map_row(sums, width, [&](auto&& read) {
+                Vector<T> sum = read(sums, T{0});
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; ++r) {
+                    sum += factors[r] * read(from + r * b_depth, T{0});
+                }
+                return sum;
+            });
+        };
+        std::int64_t k = 0;
+        for (; k + kTogether <= depth; k += kTogether) {
+            add_rows(k, std::integral_constant<int, kTogether>{});
+        }
+        for (; k < depth; ++k) {
+            add_rows(k, std::integral_constant<int, 1>{});
+        }
+        map_row(y + begin, width, [&](auto&& read) {
+            const Vector<T> sum = read(sums, T{0});
+            return adds ? read(y + begin, T{0}) + sum : sum;
+        });
+    }
+}
+
 // Multiplies a part of the depth, from element `first` on.
 template <typename T>
 void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t depth) {
@@ -142,6 +185,9 @@ void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t de
     T* const copied = p.scratch;
     T* const panels = copied + kTileRows * room;
     const T* const b = p.b + first * p.b_depth;
+    if (p.rows == 1 && p.b_column == 1 && p.columns >= kRowVectors * kLanes<T>) {
+        return multiply_row(p.a + first * p.a_depth, p.a_depth, b, p.b_depth, depth, p.y, p.columns, first > 0);
+    }
     // If only few rows read the panels, they are not copied, except for an incomplete last one.
     const bool in_place = p.b_column == 1 && p.rows <= kTileRows;
     for (std::int64_t c = in_place ? p.columns / kWidth * kWidth : 0; c < p.columns; c += kWidth) {
@@ -169,17 +215,7 @@ void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t de
                      p.y_row,
                      0,
                      first > 0};
-        std::int64_t c = 0;
-        if (in_place && rows == 1) {
-            tile.columns = kRowVectors * kLanes<T>;
-            tile.b_depth = p.b_depth;
-            for (; c + tile.columns <= p.columns; c += tile.columns) {
-                tile.b = b + c;
-                tile.y = p.y + row * p.y_row + c;
-                multiply_tile<T, 1, kRowVectors>(tile);
-            }
-        }
-        for (; c < p.columns; c += kWidth) {
+        for (std::int64_t c = 0; c < p.columns; c += kWidth) {
             tile.columns = std::min(kWidth, p.columns - c);
             const bool here = in_place && tile.columns == kWidth;
             tile.b = here ? b + c : panels + c * room;
@@ -229,7 +265,7 @@ void multiply(const ProductBlock<T>& p) {
 
 template <typename T, int Rows>
 inline void dot_rows(const ProductDots<T>& p, std::int64_t row) {
-    constexpr int kVectors = 4;
+    constexpr int kVectors = kDotVectors;
     constexpr std::int64_t kStep = kVectors * kLanes<T>;
     Vector<T> sums[Rows][kVectors] = {};
     const T* a[Rows];
@@ -257,10 +293,34 @@ inline void dot_rows(const ProductDots<T>& p, std::int64_t row) {
     }
 }
 
+// Multiplies kLanes<T> rows of less than kDotVectors vectors at a time. Returns the number of rows.
+template <typename T>
+std::int64_t dot_short_rows(const ProductDots<T>& p) {
+    constexpr auto lanes = static_cast<int>(kLanes<T>);
+    std::int64_t row = 0;
+    for (; row + lanes <= p.rows; row += lanes) {
+        Vector<T> totals[lanes];
+        for (int r = 0; r < lanes; ++r) {
+            const T* const a = p.a + (row + r) * p.a_row;
+            totals[r] = Vector<T>{};
+            std::int64_t k = 0;
+            for (; k + lanes <= p.depth; k += lanes) {
+                totals[r] += load<T>(a + k) * load<T>(p.x + k);
+            }
+            if (k < p.depth) {
+                totals[r] += load_part<T>(a + k, p.depth - k, 0) * load_part<T>(p.x + k, p.depth - k, 0);
+            }
+        }
+        across_each<Add, T>(totals);
+        store(p.y + row, totals[0]);
+    }
+    return row;
+}
+
 template <typename T>
 void dots(const ProductDots<T>& p) {
     constexpr int kRows = kTileRows / 2;
-    std::int64_t row = 0;
+    std::int64_t row = p.depth < kDotVectors * kLanes<T> ? dot_short_rows(p) : 0;
     for (; row + kRows <= p.rows; row += kRows) {
         dot_rows<T, kRows>(p, row);
     }

@@ -20,9 +20,13 @@ constexpr std::int64_t kFewRows = 16;
 // packed kernel is up to 8% slower than the library's.
 constexpr std::int64_t kShortProduct = std::int64_t{1} << 28;
 // If a product has one column, and rows of at least this many elements, dot products are faster than the library.
-constexpr std::int64_t kLongRowByColumn = 64;
+constexpr std::int64_t kLongRowByColumn = 32;
 // The same for a product with one row, if the second matrix is transposed.
 constexpr std::int64_t kLongColumnByRow = 256;
+// A product of one row by a matrix with at least this many columns, and at most this many elements, mostly reads the
+// matrix from the caches.
+constexpr std::int64_t kManyColumns = 256;
+constexpr std::int64_t kCachedElements = 3 << 18;
 // Rows and columns from which a product of a small depth mostly writes its result.
 constexpr std::int64_t kWideResult = 64;
 // numpy multiplies one row of float64 by a matrix of at least this many elements faster than graphkit.
@@ -46,7 +50,7 @@ class ProductFactory final : public KernelFactory {
             const bool is_long = options_.type == ElementType::f64 && is_long_row(a, b);
             return is_long ? nullptr : blocked_product(a, b, with_bias(inputs), threads_);
         }
-        if (suits_dots(a, b) || is_shallow(a, b)) {
+        if (suits_dots(a, b) || is_shallow(a, b) || is_row_by_rows(a, b)) {
             return blocked_product(a, b, with_bias(inputs), threads_);
         }
         const bool packs = packs_b() && b.size() == 2 && count(b) != 0;
@@ -94,6 +98,14 @@ class ProductFactory final : public KernelFactory {
         }
         const bool is_row = a.size() == 1 || a[a.size() - 2] == 1;
         return is_row && options_.transpose_b && !packs_b() && a.back() >= kLongColumnByRow;
+    }
+
+    // Whether a single row is multiplied by a matrix that fits into the caches, which the library reads more slowly.
+    bool is_row_by_rows(const Dims& a, const Dims& b) const {
+        if (options_.type != ElementType::f32 || fused_ || options_.transpose_a || options_.transpose_b || packs_b()) {
+            return false;
+        }
+        return b.size() == 2 && count(a) == a.back() && b[1] >= kManyColumns && count(b) <= kCachedElements;
     }
 
     // Whether the sums are so short that graphkit's kernel, which writes results in the order of memory, is faster.

@@ -37,6 +37,10 @@ template <typename F, typename T, typename... Rows>
 inline void compute_row(T* y, std::int64_t size, Rows... x) {
     const bool is_long = size >= kPiece<T> / 2;
     std::int64_t i = before_aligned(y, size);
+    if (!is_long) {
+        prefetch_page(y);
+        (x.prefetch(0), ...);
+    }
     if (i != 0) {
         store_part(y, F::template apply<T>(x.part(0, i)...), i);
     }

@@ -150,7 +150,7 @@ class TypedReduce : public Reduce::Implementation {
         const auto behind = static_cast<Acc>(geometry_.reduced_count);
         if constexpr (kIsInteger) {
             if (op_ == Op::mean) {  // rounded towards 0; 0 if there are no elements
-                apply([&](Acc total) { return behind == 0 ? Acc{0} : total / behind; });
+                divide(totals, size, behind);
             } else if (op_ == Op::l2) {  // a sum that overflowed has no root
                 apply([](Acc total) {
                     return total < 0 ? std::numeric_limits<Acc>::min()
@@ -169,6 +169,35 @@ class TypedReduce : public Reduce::Implementation {
                     totals[i] = std::log(totals[i]) + shift[i];
                 }
             }
+        }
+    }
+
+    // Divides integers, rounded towards 0. A product by the reciprocal is faster than a division. With totals below
+    // 2^52, it is off by at most 1.
+    static void divide(Acc* totals, std::int64_t size, Acc divisor) {
+        if (divisor == 1) {
+            return;
+        }
+        if (divisor == 0) {
+            std::fill_n(totals, size, Acc{0});
+            return;
+        }
+        constexpr std::uint64_t kExact = std::uint64_t{1} << 52;
+        const double reciprocal = 1.0 / static_cast<double>(divisor);
+        const auto by = static_cast<std::int64_t>(divisor);
+        for (std::int64_t i = 0; i < size; ++i) {
+            const bool is_negative = totals[i] < 0;
+            const auto total =
+                is_negative ? 0 - static_cast<std::uint64_t>(totals[i]) : static_cast<std::uint64_t>(totals[i]);
+            if (total >= kExact) {
+                totals[i] /= divisor;
+                continue;
+            }
+            const auto positive = static_cast<std::int64_t>(total);
+            auto quotient = static_cast<std::int64_t>(static_cast<double>(positive) * reciprocal);
+            const std::int64_t rest = positive - quotient * by;
+            quotient += static_cast<std::int64_t>(rest >= by) - static_cast<std::int64_t>(rest < 0);
+            totals[i] = static_cast<Acc>(is_negative ? -quotient : quotient);
         }
     }
 
