@@ -38,6 +38,7 @@ def digest(model: onnx.ModelProto) -> str:
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
+@pytest.mark.full
 @in_one_item()
 @pytest.mark.parametrize("network", SMALL)
 def test_valid_and_the_same_every_time(network: str) -> None:
@@ -50,6 +51,7 @@ def test_valid_and_the_same_every_time(network: str) -> None:
     assert all(np.isfinite(o).all() and 0.05 < o.std() < 50 for o in outputs), "activations stay in range"
 
 
+@pytest.mark.full
 @in_one_item()
 @pytest.mark.parametrize("network", sorted(set(SMALL) - {"lstm"}))
 def test_a_symbolic_batch(network: str) -> None:
@@ -90,6 +92,7 @@ def test_cost_of_linear_layers() -> None:
     assert cost(model) == Cost(2 * 3 * weights, 4 * (weights + 512 + 512 + 10 + 3 * 784 + 3 * 10))
 
 
+@pytest.mark.full
 def test_cost_of_convolutions_is_the_published_one() -> None:
     """Multiply-adds: 1.81 and 0.30 thousand million (torchvision's GFLOPS of its models)."""
     assert cost(NETWORKS["resnet"](1, layers=18)[0]).flops / 2e9 == pytest.approx(1.81, abs=0.01)

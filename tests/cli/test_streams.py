@@ -46,6 +46,7 @@ def test_a_full_disk_is_named(arguments, buffered):
     assert (process.returncode, bool(LOST.fullmatch(errors))) == (5, True), errors
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 def test_training_that_cannot_say_where_it_is_ends_by_an_exit_code(net):
     with FULL.open("w") as full:

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from combinations import full
 from jobs import FAILED, TRAINER, finish, start
 
 import graphkit as gk
@@ -434,11 +433,12 @@ def test_workers_with_servers_are_compared(jobs):
 # --- jobs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "code",
     [
         "trainer.rate_scale = 1 + kv.rank; steps(2)",
-        full("gk.Trainer(trainer.net, 'mse', gk.optim.SGD(0.1 * (1 + kv.rank)), kvstore=kv)"),
+        "gk.Trainer(trainer.net, 'mse', gk.optim.SGD(0.1 * (1 + kv.rank)), kvstore=kv)",
     ],
     ids=["step", "set-up"],
 )

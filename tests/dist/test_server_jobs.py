@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from combinations import full
 from job_server import running
 from jobs import FAILED, finish, start
 
@@ -52,7 +53,7 @@ CLOSED = """
 
 @pytest.mark.parametrize(
     ("kind", "servers"),
-    [("dist_async", 1), ("dist_bounded", 1), pytest.param("dist_async", 2, marks=pytest.mark.full)],
+    [("dist_bounded", 1), full("dist_async", 1), full("dist_async", 2)],
 )
 def test_a_job_with_servers(jobs, kind, servers):
     bound = 3 if kind == "dist_bounded" else 6
@@ -121,7 +122,7 @@ ELASTIC = """
 """
 
 
-@pytest.mark.parametrize("kind", ["dist_async", pytest.param("elastic", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["dist_bounded", full("dist_async"), full("elastic")])
 def test_a_centre_gains_what_workers_give(jobs, kind):
     """`exchange` is that of all stores with servers."""
     jobs.run(ELASTIC, 3, store=kind, servers=1)

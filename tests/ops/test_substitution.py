@@ -50,9 +50,9 @@ def promised(types: Operands, assumed: Sequence[tuple[Dim, Dim]], sizes: dict[st
 
 @in_one_item(group=lambda arguments: arguments["cls"].name[0])
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
-@pytest.mark.parametrize(("seed", "times"), [(0, 8), full(1, 12)])
-def test_types_follow_from_names(cls: type[Op], seed: int, times: int) -> None:
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("times", [8, full(20)])
+def test_types_follow_from_names(cls: type[Op], times: int) -> None:
+    rng = np.random.default_rng(0)
     kept = refused = assumes = 0
     for case in [make_case(cls, number) for number in range(len(samples_of(cls)))] * times:
         plain: dict[str, int] = {}

@@ -39,7 +39,8 @@ def test_log_has_throughput_and_waiting_of_ranks(on_ranks, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     for line in lines:
         assert 0 < line["samples_per_second"] < 48 / (4 * 0.03)  # six batches; the first may have started earlier
-        assert 0.2 < line["waiting"] < 0.8  # one of the two ranks waits most of the time
+        # One of the two ranks waits. On a busy machine, their steps take longer than the pauses that it waits for.
+        assert 0.01 < line["waiting"] < 0.8
     assert all("waiting" not in record for history in histories for record in history)
 
 
