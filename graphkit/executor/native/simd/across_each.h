@@ -8,7 +8,7 @@
 namespace graphkit {
 namespace {
 
-// Of each two blocks of `Half` lanes of a and b, the lower or the upper one, side by side.
+// Divides a and b into pairs of blocks of `Half` lanes. Returns the lower, or the upper, block of each pair.
 template <int Half, bool Upper, typename V, int... Lane>
 inline V half_blocks(V a, V b, std::integer_sequence<int, Lane...>) {
     return __builtin_shufflevector(a, b, (Lane / Half * 2 * Half + (Upper ? Half : 0) + Lane % Half)...);
