@@ -81,7 +81,8 @@ class Averages:
     def __init__(self, params: ParamStore, owner: SlotOwner, exist: bool):
         self._params, self._owner, self._exist = params, owner, exist
         self.are_swapped = False
-        # After a swap: the float32 averages of float16 and bfloat16 parameters, which contain the rounded averages.
+        # The float32 averages of float16 and bfloat16 parameters, between two swaps. Meanwhile, these parameters
+        # contain the rounded averages.
         self._unrounded: dict[str, np.ndarray] = {}
 
     def start(self) -> None:

@@ -461,7 +461,10 @@ class BaseTrainer:
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running_user_code(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Context in which user code runs: others wait only for a limited time. code: its name, for messages."""
+        """Context in which user code runs: other ranks wait for this rank only for a limited time.
+
+        code: name of the user code, for messages.
+        """
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 
     # --- data ---

@@ -39,8 +39,9 @@ _IN_EPOCH = "called only within an epoch"
 class Fit:
     """One call of `Trainer.fit`, from any position of a run.
 
-    In a single process, the first Ctrl-C takes effect after the current step or the end of an epoch. A second one, or
-    one with several ranks, takes effect at once.
+    In a single process, the first Ctrl-C takes effect after the current step. While the record and the checkpoint of an
+    epoch are being written, it takes effect after that. A second Ctrl-C takes effect at once. With several ranks, the
+    first one does, too.
 
     Attributes:
         folder: The run folder, the same on all ranks. Rank 0 writes.
@@ -75,8 +76,8 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
-        # Ends all processes together after a SIGTERM, or None. Create it before the ranks first wait for each other: no
-        # rank then reads a message of an earlier `fit`.
+        # Ends all processes together after a SIGTERM, or None. Its constructor clears this rank's message from an
+        # earlier `fit`. It must run before `_compare_ranks`: after that, other ranks may read the message.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
@@ -225,7 +226,8 @@ class Fit:
     def _end_within(self, scores: dict[str, float]) -> dict[str, float]:
         """End the run within an epoch after `max_steps` updates. Return the record so far.
 
-        The epoch stays incomplete, and `on_epoch_end` is not called. A longer run removes the line that is logged here.
+        The epoch stays incomplete, and `on_epoch_end` is not called. If a later `fit` continues the run, it removes the
+        line that is logged here.
         """
         trainer, position = self.trainer, self.trainer.position
         record = {**self._partial, **_of_validation(scores)}

@@ -37,8 +37,8 @@ POOLS = ("mean", "first", "none")
 class Head:
     """The last layer: its node, and the operands that depend on the number of classes.
 
-    `axes` maps each operand to its axis of classes; the first operand is the weight. `tail` contains the nodes between
-    layer and logits without activations, in order, each with its operand on that path.
+    `axes` maps each operand to its axis of classes; the first operand is the weight. `tail` contains the nodes on the
+    path from the layer to the output, in order, each with its operand on this path. Activations are left out.
     """
 
     node: Node

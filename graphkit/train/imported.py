@@ -127,7 +127,7 @@ def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> 
     if axis is None or -1 in sizes[:axis]:
         return None
     if axis != place and -1 in sizes:
-        # Only a -1 would do here, and the target has one already. A 0 copies the size of the same input axis.
+        # A 0 would copy the size of another axis, because the batch axis has moved. A second -1 is not allowed.
         return None
     new = [(0 if axis == place else -1) if i == axis else size for i, size in enumerate(sizes)]
     return node.rebuilt([data, constant(np.array(new, np.int64))]).outputs

@@ -242,8 +242,8 @@ class LBFGS:
                 found = start._replace(t=length)
         except BaseException:
             self._set_parameters(origin)
-            # The next iteration stores no pair for a move of 0. The failed direction may contain NaN, which a
-            # checkpoint must not contain.
+            # Record a move of 0, so that the next iteration stores no pair for it. The failed direction may contain
+            # NaN, so it must not get into a checkpoint.
             self._history.direction, self._history.length = np.zeros_like(origin), 0.0
             raise
         self._history.length = found.t

@@ -88,7 +88,10 @@ def _inside(t: float, ends: list[float], stuck: bool) -> tuple[float, bool]:
 
 
 def _interpolated(first: Point, second: Point, lowest: float, highest: float) -> float:
-    """Return the minimum between two bounds of the cubic through two points."""
+    """Return the step length at the minimum of the cubic through two points, clamped to `lowest` and `highest`.
+
+    If the cubic has no minimum, return the middle between these bounds.
+    """
     a, b = first, second
     d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.t - b.t)
     square = d1 * d1 - a.slope * b.slope

@@ -190,7 +190,7 @@ class BoundLoss:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """The first output for each divisor of the losses."""
+        """The divisors of the losses, each with the first output whose loss has this divisor."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             over.setdefault(loss.divisor(target, self.targets[target].shape or ()), output)
@@ -341,7 +341,7 @@ def _weighted_term(function: LossFunction, *values: Value, sample_weight: Value)
 
 
 def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:
-    """Raise UsageError if no output is floating-point: other losses have no gradient.
+    """Raise UsageError if none of the outputs is floating-point: their loss would have no gradient.
 
     every: raise also if one output is not floating-point.
     """

@@ -52,7 +52,7 @@ def _rng_state(value: Any) -> bool:
 
 
 def _weights(value: Any) -> bool:
-    """Whether a value may refer to a weights file: texts, and its size."""
+    """Whether a value may describe a weights file: a dict of texts, in which only `bytes`, the size, is a number."""
     return isinstance(value, dict) and all(_count(v) if key == "bytes" else _text(v) for key, v in value.items())
 
 

@@ -49,8 +49,8 @@ class Loss:
         classes: Whether targets are class numbers.
         probabilities: Whether targets are probabilities.
         per_sample: Whether the loss is a mean over samples, not over all targets.
-        weighs: As `build`, returns the loss and the weight of the batch. None: the weight is the number of samples or
-            targets.
+        weighs: Function with the arguments of `build` that returns the loss and the weight of the batch. None: the
+            weight is the number of samples or targets.
         needs: Which targets the loss needs, in words (default: a description from the other attributes).
         takes: Names of the possible options.
         target: Name of the target if the loss is one of several (default: see `losses.target_of`).

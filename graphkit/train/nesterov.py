@@ -66,7 +66,10 @@ def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value
 
 
 def _logarithms(settings: Settings, precision: float) -> list[float]:
-    """Return log(mu[t]) for t = 1, 2, ..., until mu[t] has reached beta1, or the product 0, up to `precision`."""
+    """Return a list of log(mu[t]) for t = 1, 2, ...
+
+    It ends when, up to `precision`, mu[t] equals beta1, or the product of all mu so far is 0.
+    """
     if not settings.beta1:
         return []
     found: list[float] = []

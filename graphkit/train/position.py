@@ -178,8 +178,8 @@ class Position:
     def end_epoch(self) -> None:
         """Count the current epoch as complete, and reset its sums.
 
-        If only `max_steps` ends the run, add an epoch if none is left, unless this epoch skipped all steps: the run
-        might never end.
+        If only `max_steps` ends the run, and no epoch is left, add one. If this epoch skipped all steps, add none:
+        otherwise the run might never end.
         """
         self.epoch += 1
         if self.open_ended and self.epoch >= self.until and self.loss_weight and not self.at_limit:

@@ -31,7 +31,8 @@ def are_probabilities(output: Value) -> bool:
 def logits_of(output: Value, name: str) -> Value:
     """Return the logits of an output that comes from a Softmax or Sigmoid (`name`), in the shape of the output.
 
-    Otherwise, and with a warning if a Softmax is not over the last axis, return the output itself.
+    If there is no such operator, return the output itself. If a Softmax is not over the last axis, warn, and return the
+    output itself.
     """
     found = _source(output)
     if found is None or found.node.op.name != name:

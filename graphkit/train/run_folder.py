@@ -29,8 +29,8 @@ CONFIG, RECORD = "config.toml", "run.json"
 
 FIRST_SAVE = ".first-save"
 
-# The files of a run in the order of removal. `run.json` comes after `config.toml`: a later run would not replace a
-# `config.toml` without it.
+# The files of a run in the order of removal. `config.toml` is removed before `run.json`: without `run.json`, a later
+# run would refuse to replace `config.toml`.
 _FILES = (
     checkpoint.MANIFEST, MODEL, BEST, *ADAPTER_FILES, "log.jsonl", "vocabulary.json", CONFIG, RECORD,
 )  # fmt: skip
@@ -174,7 +174,8 @@ class RunFolder:
             self.check(run)
         incomplete = self._is_incomplete_first_save()
         if incomplete or self._files_of_another_run(run):
-            # After an incomplete first save, the model is removed last, then FIRST_SAVE: a later run can finish this.
+            # After an incomplete first save, remove the model after all other files, and then FIRST_SAVE. If this
+            # process is killed in between, a later run can finish the removal.
             for path in sorted(self._files_of_runs(), key=lambda path: incomplete and path.name == MODEL):
                 path.unlink(missing_ok=True)
         (self.path / FIRST_SAVE).unlink(missing_ok=True)

@@ -76,7 +76,7 @@ def initial_arrays(optimizer: Optimizer, parameter: str, weight: TensorType) -> 
 
 
 def filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
-    """Return an array with `value` in every element. Memory of zeros is written at first use."""
+    """Return an array with `value` in every element. For zeros, the system provides the memory only at first use."""
     return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
 
 

@@ -165,7 +165,10 @@ class Targets:
 
     @contextlib.contextmanager
     def reading(self, given: Any, *, required: bool) -> Iterator[None]:
-        """Context with the name of the sample weights from `given`. required: whether batches need weights."""
+        """Context in which the sample weights have the name that `given` sets (see `name_weights`).
+
+        required: whether batches must have weights.
+        """
         self.name_weights(given)
         self.needs_weights = required
         try:

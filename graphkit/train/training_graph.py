@@ -35,7 +35,10 @@ class Criterion(NamedTuple):
 
 
 class TrainingGraph(NamedTuple):
-    """Outputs: the loss, those of the model, and BATCH_WEIGHT unless batches weigh their numbers of samples."""
+    """The outputs of the graph are the loss, the outputs of the model, and BATCH_WEIGHT.
+
+    If the weight of a batch is its number of samples, there is no output BATCH_WEIGHT.
+    """
 
     graph: Graph
     targets: Targets

@@ -77,11 +77,11 @@ class Adapter:
     def added_to(self, base: Node, gain: Value | None = None) -> Value:
         """Return the result of a layer with the adapter.
 
-        The node of the result has the metadata LORA. First operands lead from this node to `base`.
+        The node of the result has the metadata LORA. If you follow first operands from this node, you reach `base`.
 
         Args:
             base: The node of the layer, with operands in the new graph.
-            gain: With DoRA: the result of `gain` (default: for the weight that `base` reads).
+            gain: With DoRA: the result of the method `gain` (default: its result for the weight that `base` reads).
         """
         inherited = {key: base.meta[key] for key in _INHERITED if key in base.meta}
         scope = context.current()

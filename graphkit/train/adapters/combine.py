@@ -93,8 +93,8 @@ def _others(
 ) -> dict[str, np.ndarray]:
     """Return the trained parameters that belong to no adapter.
 
-    Raises UsageError if two folders contain the same parameter, if its folder has a factor other than 1, or if a layer
-    with adapters uses it.
+    Raises UsageError for such a parameter if two folders contain it, if its folder has a factor other than 1, or if a
+    layer with adapters uses it.
     """
     found: dict[str, np.ndarray] = {}
     origin: dict[str, Path] = {}

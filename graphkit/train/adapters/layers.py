@@ -137,7 +137,7 @@ def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequ
 
 
 def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
-    """Return the layers that can have adapters and the nodes that cannot, including bodies.
+    """Return the layers that can have adapters, and the nodes that cannot, of the graph and of all bodies in it.
 
     The layers of a body come after those of the graph around it.
     """
@@ -244,7 +244,7 @@ def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Val
         for node in scope.graph.nodes:
             if all(scope.fixed(v) is not None for v in node.outputs):
                 continue
-            # The scopes of bodies show what reads the captures of control flow.
+            # Skip the operands that bodies capture: the scopes of these bodies show how they are used.
             count = len(node.inputs) - (capture_count(node) if is_control(node) else 0)
             for position, operand in enumerate(node.inputs[:count]):
                 value = scope.fixed(operand)

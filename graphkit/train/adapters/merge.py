@@ -175,8 +175,10 @@ def _unfrozen(value: Value) -> dict[str, object]:
 
 
 def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> list[Value]:
-    """A merged weight replaces the old weight, or comes after it if it is still read. Weights without `origin` come
-    last.
+    """Return the graph inputs in order.
+
+    Each merged weight replaces its `origin`. If another node still reads `origin`, the merged weight comes after it.
+    Weights without `origin` come last.
     """
     found: list[Value] = []
     still_read = set(kept)

@@ -51,7 +51,7 @@ class DividedModel:
     counts_every_step = False
     divides_model = True
     compressing: Sequence[int] = ()
-    # Not measured: a rank waits for others in every step.
+    # The waiting time is not measured, because ranks wait for each other within every step.
     waited_seconds = 0.0
     timed_collectives: Sequence[TimedCollective] = ()
 

@@ -148,7 +148,7 @@ class Servers(WorkerExchange):
         self._remote.set_optimizer(KeyedOptimizer(rule.optimizer, rates, decays, rule.ema))
 
     def _server_states(self) -> dict[str, np.ndarray]:
-        """Return the states of the servers by their names there: `s:` marks a key that is a string."""
+        """Return the states of the servers, by the names that servers use. `s:` marks keys that are strings."""
         counts = {f"s:{name}/updates": self.slots[steps.STEP] for name in self.trained}
         return counts | {
             f"s:{name}/{slot}": self.slots[f"{name}/{slot}"]

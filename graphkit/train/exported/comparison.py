@@ -164,7 +164,7 @@ def compare_steps(
 def _limits(
     before: Subject, roles: Mapping[str, Sequence[str]], new: _Results, given: _Results, found: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the limit of each role. The caller may raise it (see `_NOISE_FACTOR`)."""
+    """Return the limit of each role. The caller may increase the limits (see `_NOISE_FACTOR`)."""
     kinds = [array.dtype for array in new.states.values()] + [np.asarray(given.loss).dtype]
     of_outputs, of_states = LIMITS[any(dtype_of(kind) in HALVES for kind in kinds)]
     limits = {role: of_states if role in roles else of_outputs for role in found}
@@ -281,8 +281,8 @@ def _skipped_step(
 ) -> tuple[RoleReport, ...]:
     """Compare the states of both runtimes after a step with the loss NaN, which both must skip.
 
-    One array after another is replaced by NaN until the loss is NaN. Return no report without such a loss in both
-    runtimes, if `on_nonfinite` is "ignore", or if the graph has a Loop, which may never end.
+    One array after another is replaced by NaN until the loss is NaN. Return no report if no array makes the loss NaN in
+    both runtimes, if `on_nonfinite` is "ignore", or if the graph has a Loop, which may never end.
     """
     loops = any(node.op_type == "Loop" for node in before.model.graph.node)
     if before.spec.rule.on_nonfinite == "ignore" or loops:

@@ -210,7 +210,8 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
         name = graph.name_of(value)
         found[name] = np.array(stepper.store[name] if name in stepper.store else own[name])
     for t in spec.trained:
-        # With a master weight of 0, the update starts from the parameter: the file gets the parameter instead.
+        # A master weight of 0 means that the update starts from the parameter. In the file, the master weight
+        # starts with the value of the parameter.
         master = f"{t.name}/{optimizer_states.MASTER}"
         if master in found and not found[master].any():
             found[master] = np.asarray(found[t.name], np.float32)

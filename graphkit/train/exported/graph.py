@@ -93,9 +93,10 @@ def _input(graph: Graph, name: str) -> Value | None:
 def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] = ()) -> Graph:
     """Replace inputs of a graph by the values in `table`.
 
-    The new values are inputs of the result, too. The caller must remove those that nodes compute.
+    The inputs of the result include all new values. If nodes compute a new value, the caller must remove it from these
+    inputs.
 
-    read: graph inputs that the new values read.
+    read: graph inputs from which nodes compute the new values.
     """
     kept = set(graph.inputs).difference(table)
     more = [v for v in dict.fromkeys(read) if v not in kept]

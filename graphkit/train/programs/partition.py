@@ -55,7 +55,7 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
     """Divide a graph into stages.
 
     Args:
-        like: A partition whose order of ranks and owners (by name) the result has.
+        like: If given, the result has the order of ranks and the owners (by name) of this partition.
 
     Raises:
         NotAPipeline: Two ranks need each other's values, or control flow is on several ranks.

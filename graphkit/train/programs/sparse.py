@@ -58,8 +58,8 @@ class Lookups:
 class Rows:
     """A row-sparse gradient: indices of rows, with repetitions, and one gradient row for each position.
 
-    The last of several positions with one index owns the row. Its gradient row is the sum over these positions; the
-    others are zero. So `gradient` has the norm of the dense gradient.
+    If several positions have the same index, the last of them owns the row. Its gradient row is the sum over these
+    positions; those of the others are zero. So `gradient` has the norm of the dense gradient.
 
     Attributes:
         owners: int64 [K], the owner of the row of each position; None without repetitions.

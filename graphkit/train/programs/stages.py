@@ -43,8 +43,8 @@ class Stage:
         forward: Inputs: all data of the model; parameters and states that this stage reads; received values. Outputs:
             sent values, results, and values to save.
         backward: None if no gradient flows through this stage.
-        saved: The values to save for each micro-batch: inputs of the backward program, and the outputs of the forward
-            program for them.
+        saved: The values to save for each micro-batch: a dict of the name of an input of the backward program to the
+            name of the output of the forward program.
         kept: Names of received values that the backward program also reads.
     """
 
@@ -232,8 +232,8 @@ class _JointGraph:
         sums = [(new[s], updates[new[s]]) for s in self.sums]
         gradients = [updates[new[p]] for p in places]
         before = topological([*program.outputs, *(v for _, v in statistics)])
-        # The nodes that only the forward program computes. The backward program computes views and nodes marked for
-        # recomputation again.
+        # The nodes of the forward program, except those that the backward program repeats: views, and nodes that are
+        # marked for recomputation.
         forward_nodes = {n for n in before if n.operands and not is_marked(n) and not getattr(n.op, "views", ())}
         saved = _saved_values(forward_nodes, [*(v for _, v in sums), *gradients], {state for state, _ in statistics})
         placeholders = {v: Value(v.type, f"saved/{i}") for i, v in enumerate(saved)}

@@ -87,8 +87,9 @@ def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[V
 def _updates(
     trained: Sequence[TrainedParameter], gradients: Sequence[Value | Rows], rule: UpdateRule, guard: Value | None
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
-    """Return new graph inputs (learning rate, step count, slots, averages, loss scale), and the updates without running
-    statistics.
+    """Return new graph inputs (learning rate, step count, slots, averages, loss scale), and the updates.
+
+    The updates of running statistics are not among them.
 
     guard: see `finite.guarded`.
     """
@@ -234,7 +235,7 @@ def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
     """Return the program of one rank: its part of `whole_gradients`, and the updates of its parameters.
 
     Args:
-        part: The nodes of `whole_gradients` of this rank. The result lacks the gradients among the outputs.
+        part: This rank's nodes of the graph from `whole_gradients`. Gradients are outputs of `part`, not of the result.
         last: A value that is available when all values are exchanged. NotFinite is raised only then.
     """
     outputs = dict(zip(part.output_names, part.outputs, strict=True))
@@ -459,7 +460,7 @@ def _shared_updates(
     """All-reduce the weighted gradients of this rank, and update.
 
     Returns:
-        The graph inputs to add, the updates without running statistics, and the guard of the step.
+        The graph inputs to add, the updates (except those of running statistics), and the guard of the step.
     """
     if buckets.place is not None:
         return _sharded_updates(trained, rule, gradients, loss, total, buckets)
