@@ -182,7 +182,8 @@ class LocalKVStore(KVStore):
             nd_values.settle(self._order)
 
     def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
-        # Do not wait for earlier pushes, which keep their updater: a wait would raise the error of an invalid value.
+        # Earlier pushes keep the earlier updater. Do not wait for them: a wait would raise the error of a stored value
+        # whose computation has failed.
         with self._lock:
             self.transport.compare(call, updater_facts(given))
             self._updater = updater

@@ -39,7 +39,7 @@ from graphkit.named_tuples import NamedTuple
 # checks for lost ranks every _CHECK seconds.
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
 _ENDING = 10.0
-# The name in plans of all-reduces without NCCL.
+# The name of all-reduces without NCCL in the result of `sum_route`.
 _STAGED = "staged (copied through host memory)"
 
 

@@ -46,7 +46,7 @@ class Collectives:
 
     Calls of `start_...` and `post_sum` with different keys may come in different orders.
 
-    `start_...` return a pending operation, before whose `wait` returns the arrays must not change.
+    `start_...` return a pending operation. The arrays must not change until its `wait` has returned.
 
     Args:
         every_rank_compresses: If False, and with several hosts, the first rank of each host compresses the sum of its
@@ -154,7 +154,7 @@ class Collectives:
         return self.communicator.post(f"gather {key}", [whole], gathered)
 
     def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
-        """Start the sum of rows, which may be changed at once. ordered: sum in the order of the ranks."""
+        """Start the sum of rows. The caller may then change `rows`. ordered: sum in the order of the ranks."""
         return self._post_rows(f"sum of {key}", RowSum(rows, ordered), unchanged)
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
@@ -234,7 +234,8 @@ class Collectives:
     ) -> Action:
         """Return the action that sums an array once all ranks have posted it.
 
-        later: the array may change at once, so it is copied. ordered: sum in the order of the ranks. alone: see Sum.
+        later: the array is copied, because it may change before the action runs. ordered: sum in the order of the
+        ranks. alone: see Sum.
         """
         check_summed(key, array.dtype)
         if self.compressed is not None and array.dtype == np.float32:

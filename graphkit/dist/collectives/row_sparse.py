@@ -110,8 +110,8 @@ def check_within(what: str, indices: np.ndarray, rows: int) -> None:
 def total(parts: Sequence[RowSparse]) -> RowSparse:
     """Return the sum: each row once, by ascending index.
 
-    Rows of equal index are added in the order of the parts, then of their rows. float16 and bfloat16 are added in
-    float32.
+    Rows of equal index are added part by part, and inside a part in the order of its rows. float16 and bfloat16 are
+    added in float32.
     """
     kind, tail = parts[0].dtype, parts[0].values.shape[1:]
     wide = sum_dtype(kind)

@@ -7,7 +7,7 @@ last call. Known long work is marked with `working`, and counts as progress. Use
 return.
 
 If every rank waits without progress until the timeout, the job ends with an error that lists their calls. A rank inside
-`working` does not wait: others wait for it without a limit.
+`working` does not count as waiting: others wait for it without a limit.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class HeartbeatMonitor:
     def running(self, code: str, steps: int) -> Iterator[None]:
         """Context in which user code runs, which does not count as progress.
 
-        Other processes wait for user code only until the timeout, even inside `working`. Calls of graphkit by user
-        code, and `working` inside it, count as progress.
+        Other processes wait for user code only until the timeout, even if `working` encloses this context. If user code
+        calls graphkit or enters `working`, that counts as progress.
         """
         number = next(self._numbers)
         self._running.append(number)
@@ -185,7 +185,7 @@ class HeartbeatMonitor:
 
     @property
     def is_working(self) -> bool:
-        """Whether long work runs. Work that began before running user code does not count."""
+        """Whether long work runs. While user code runs, only long work that began inside it counts."""
         return max(self._working, default=-1) > max(self._running, default=-1)
 
     def end(self) -> None:

@@ -23,7 +23,8 @@ from graphkit.errors import GraphkitError, RuntimeFailure, error_text
 if TYPE_CHECKING:
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# After different calls, a rank waits up to this many seconds before it aborts: all then print their error.
+# If the ranks have made different calls, each waits up to this many seconds before it aborts. So all can print their
+# errors.
 GRACE = 10.0
 
 _INTERRUPTED, _TERMINATED = 130, 143

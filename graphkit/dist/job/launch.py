@@ -113,8 +113,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     sent = signals.sent
     if status < 0:
         return 128 - status
-    # The forwarded signal may end a process (a server, or one inside MPI) without its handler. The status then contains
-    # its number.
+    # The forwarded signal may end a process without running a handler: a server, or a process inside MPI. The status
+    # then contains the number of the signal.
     if sent and (status in (_ENDED_BY_LAUNCHER, sent[0]) or _signal_of(status) == sent[0]):
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         _say(f"the job was {what}")

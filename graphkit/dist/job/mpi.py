@@ -36,7 +36,7 @@ from graphkit.text import quantity, short_repr
 
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 # Variables of MPICH, Open MPI and Slurm: the number of processes of the job, and of this host. Slurm's second variable
-# lists the numbers of all hosts.
+# lists the number of processes on each host of the job.
 _COUNTS = (
     ("PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),

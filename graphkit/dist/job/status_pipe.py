@@ -124,8 +124,8 @@ class StatusPipe:
     def _lost(self) -> list[int]:
         """Return the ranks that left without a report, in this order.
 
-        A launcher may kill other ranks before the process of the lost rank has ended: ranks ended by SIGKILL or SIGTERM
-        come last, if known.
+        A launcher may kill other ranks before the process of the lost rank has ended. So ranks come last if they are
+        known to have been ended by SIGKILL or SIGTERM.
         """
         lost = [rank for rank in self._exited if rank not in self._reports]
         watched = self._rank_by_pidfd.items()

@@ -345,7 +345,7 @@ class ProgressEngine:
         """Run the operations that all ranks have announced.
 
         Args:
-            small: The arrays in its announcement, by name.
+            small: The arrays in this rank's announcement, by name.
             calls: `OperationQueue.calls` when `heads` was taken.
         """
         same = alike(mine, rows)

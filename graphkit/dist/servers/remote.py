@@ -175,7 +175,7 @@ class RemoteStore(KVStore):
         return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
     def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
-        """Return these rows. Servers send only these rows, again for each call."""
+        """Return these rows. Servers send only these rows. Each call sends them again, even if they are unchanged."""
         messages: dict[int, tuple[dict[str, Any], list[np.ndarray]]] = {}
         for key, indices in wanted:
             spec = self._client.spec(key)

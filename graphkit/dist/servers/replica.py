@@ -148,7 +148,7 @@ class _Role:
 
 
 class ReplicatedServer:
-    """A server that leads one part and follows another one, or after losses several.
+    """A server that leads one part and follows another one. After losses, it may lead and follow several parts.
 
     Args:
         workers: Number of workers; the ranks of servers come after theirs.
@@ -162,10 +162,10 @@ class ReplicatedServer:
         self._roles: dict[int, _Role] = {}
         # Messages to parts that this server does not lead yet: their senders noticed a loss earlier.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # The number of the last message of each worker and part that cannot be lost, because the follower has applied
-        # it or the part has no follower. `flush` sends these numbers.
+        # For each worker and part, the number of the last message that cannot be lost: the follower has applied it, or
+        # the part has no follower. `flush` sends these numbers.
         self._safe: dict[tuple[int, int], int] = {}
-        # The rank of the leader of each part in which this follower has advanced, for `flush`.
+        # The parts whose number of applied messages the next `flush` sends, each with the rank of its leader.
         self._advanced: dict[int, int] = {}
         for part in range(servers):
             leader, follower = leader_and_follower(part, servers, self.lost)
@@ -229,7 +229,7 @@ class ReplicatedServer:
     # --- lost servers -----------------------------------------------------------------------------
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server, after all frames of that server.
+        """Handle the loss of a server. Call it after handling all frames that the server had sent.
 
         Raises RuntimeFailure if a part is lost.
         """
@@ -306,7 +306,7 @@ class Outbox:
         return True
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server, after all frames of that server."""
+        """Handle the loss of a server. Call it after handling all frames that the server had sent."""
         led = [part for part in range(self._servers) if self._leader(part) == self._workers + server]
         self.lost.add(server)
         for part in led:

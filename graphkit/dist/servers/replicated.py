@@ -145,7 +145,7 @@ class ReplicatedConnection:
     # --- the end ----------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Tell all workers whether a server was lost: MPI_Finalize would then never return."""
+        """Tell all workers whether a server was lost. If one was, MPI_Finalize would never return."""
         mine = np.array([len(self._outbox.lost)])
         found = self._communicator.perform("servers lost", [mine], lambda: self._communicator.allgather(mine))
         self._communicator.cannot_finalize = bool(found.any())

@@ -23,8 +23,8 @@ from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageErro
 from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity, short_repr
 
-# Forms of a pushed part: the whole array; compressed; nothing, for zeros; some rows, with indices from the first row of
-# the part.
+# Forms of a pushed part: the whole array; compressed; nothing, for zeros; some rows, with indices that count from the
+# first row of the part.
 PLAIN, PACKED, ZERO, ROWS = 0, 1, 2, 3
 
 

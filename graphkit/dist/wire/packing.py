@@ -11,7 +11,7 @@ import numpy as np
 from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import restored, stored
 
-# Bytes of the header's length; arrays begin at multiples of the alignment.
+# Number of bytes that store the length of the header; arrays begin at multiples of the alignment.
 _LENGTH, _ALIGNED = 8, 16
 
 

@@ -19,7 +19,8 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.bind import match_shapes
 from graphkit.passes.core.match import is_op
 
-# Bytes of cache for one core, for the data of a step for one part.
+# The operands and results of one step, for the examples of a part, should fit into this many bytes: the cache of one
+# core.
 _CACHED = 8 << 20
 
 # Operators whose target sizes may depend on the batch.

@@ -49,8 +49,8 @@ class DeviceSums(Protocol):
             order: Text that identifies order and types of the collectives.
             can_record: Whether this process can replay or make a recording of the run.
             recording: The number of this process's recording, or 0.
-            structure: A checksum of the collectives in each recording of this process, from 1 to 2**20 - 1. If
-                checksums differ between processes, the run is not recorded.
+            structure: One checksum, from 1 to 2**20 - 1, that tells which collectives each recording of this process
+                contains. If checksums differ between processes, the run is not recorded.
         """
         ...
 
@@ -84,7 +84,10 @@ class Collectives(Protocol):
     staged: str
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start the all-reduce `key`, in place. Adjacent arrays are not copied."""
+        """Start the all-reduce `key`, in place. Adjacent arrays are not copied.
+
+        copied: Bytes that the caller has copied for this collective.
+        """
         ...
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray: ...

@@ -78,8 +78,8 @@ class Emitter:
         Args:
             results: The locations of its results: updates, then outputs.
             prefix: Prefix of the steps' names; "" for the outermost graph.
-            copies: Whether to copy results that no step writes to `results` (see `Result.owned`). Subgraphs always
-                copy.
+            copies: Whether a result is copied to its location if no step writes it there (see `Result.owned`). In
+                subgraphs, this always happens.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:

@@ -30,8 +30,8 @@ def why_rows_mix(graph: Graph, rows: str) -> str | None:
     """Return a clause that names a node or output that may mix rows, or None.
 
     Args:
-        graph: A data input has the rows if its first dimension is `rows`, which types of other inputs must not contain.
-            Passes must have removed nodes that only training needs.
+        graph: A data input has the rows if its first dimension is the symbol `rows`. The types of other inputs must not
+            contain this symbol. Passes must have removed nodes that only training needs.
     """
     proof = _Proof(graph, rows)
     for node in graph.nodes:
@@ -61,7 +61,7 @@ class _Proof:
         self.counts: set[Value] = set()
         self._used = {value for node in graph.nodes for value in node.operands} | set(graph.outputs)
         sizes = [size for value in fed for size in _shape(value.type) or ()]
-        # Other symbols of data inputs. Further symbols may depend on the number of rows.
+        # Other symbols of data inputs. Symbols that no data input contains may depend on the number of rows.
         self._fixed = {name for size in sizes if isinstance(size, DimExpr) for name in size.symbols} - {rows}
 
     def admits(self, node: Node) -> bool:

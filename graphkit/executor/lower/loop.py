@@ -216,8 +216,8 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
 def loop(site: Site) -> Loop | None:
     """Return the lowering of a Loop, or of a Scan along the first axis; None for another node.
 
-    Raises NotNative if the iterations must be interpreted. On devices, only captures and outputs stacked an unknown
-    number of times may have unknown sizes.
+    Raises NotNative if the iterations must be interpreted. On devices, sizes may be unknown only for captured values,
+    and for outputs with an unknown number of slices.
     """
     if not is_control(site.node) or site.node.op.name == "If":
         return None

@@ -21,8 +21,8 @@ class CarriedState(NamedTuple):
     """A state that changes, with its inputs and outputs of the body.
 
     Args:
-        operand: Position of its first value among the node's operands.
-        output: Position of its last value among the node's outputs.
+        operand: Position of the node's operand that is the initial value.
+        output: Position of the node's output that is the final value.
         buffers: Where iterations write the state: the offsets of two buffers that take turns; or an index of
             `LoopLayout.stacked`, whose slices are the state; or None for a buffer of run-time size outside of the
             block.
@@ -165,8 +165,8 @@ def layout_of(site: Site) -> LoopLayout:
     """Return the layout of a Loop, or of a Scan along the first axis.
 
     Raises NotNative for other axes, values that are not tensors of numbers, and bodies that cannot be lowered. A
-    state's size must be known both in and after the loop, or in neither. The size of a stacked output must not be known
-    without that of its slices.
+    state's size must be known both in and after the loop, or in neither. If the size of a stacked output is known, the
+    size of its slices must be known, too.
     """
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):

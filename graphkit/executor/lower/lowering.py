@@ -46,7 +46,7 @@ class Settings(NamedTuple):
     Args:
         deterministic: Whether results must not depend on the number of threads.
         inplace: Whether a result may overwrite an operand.
-        declared: Declared shapes that inference could neither confirm nor reject, which runs check.
+        declared: Declared shapes that inference could neither confirm nor reject. They are checked in each run.
         sizes_vary: See KernelContext.
         tf32: See KernelContext.
         number: The index of the device: 1 for "cuda:1".

@@ -189,10 +189,10 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 
 
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
-    """Return placeholders for sizes of the result of a Reshape that its operand lacks, or None.
+    """Return placeholders for those sizes of a Reshape's result that do not occur in its operand, or None.
 
-    One size gives both equally many elements, and the others are 1. With -1 in the target shape, all sizes are 1.
-    sizes: the placeholders of the operand.
+    One of them is chosen so that result and operand have equally many elements, and the others are 1. With -1 in the
+    target shape, all are 1. sizes: the placeholders of the operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None
@@ -214,7 +214,7 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
 def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
     """Return placeholders for sizes of a Reshape's operand from the known size of its result, or None.
 
-    One size gives both equally many elements, and the others are 1.
+    One of them is chosen so that operand and result have equally many elements, and the others are 1.
     """
     x = node.operands[0].tensor
     if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:

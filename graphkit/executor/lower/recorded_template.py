@@ -51,8 +51,9 @@ class RecordedTemplate(NamedTuple):
         requests: Blocks of the arena: (first step, last step, size). The size is a position in the table, or -1 - i for
             the working memory of step i.
         steps: In the order of a run.
-        constants: Arrays that steps read, by external memory.
-        values: Tensors whose elements are sizes, by external memory: positions in the table, and the dtype.
+        constants: Arrays that steps read, by the number of their external memory.
+        values: Tensors whose elements are sizes, by the number of their external memory. Each is given as the elements'
+            positions in the table, and the dtype.
     """
 
     symbols: Sequence[str]

@@ -20,8 +20,8 @@ ROW_PARTS = 16
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
     """Return the outputs of loops that are stacked in host memory. Takes linear time.
 
-    The loop must be marked (`is_swapped`), and only loops may read the output, slice by slice. Its numbers of
-    iterations must be known, and the output large enough.
+    The loop must be marked (`is_swapped`), and only loops may read the output, slice by slice. The numbers of
+    iterations of all these loops must be known, and the output large enough.
     """
     placement = lowered.placement
     found = {

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
     from graphkit.ir.stored import Scratch
 
-# For each node, the kernels for this many of the most recently used sizes are kept. More would leave the processor's
-# caches before they are replaced. Programs keep their own kernels.
+# For each node, the kernels for this many of the most recently used sizes are kept. If more were kept, the oldest ones
+# would no longer be in the processor's caches. Programs keep their own kernels.
 _KEPT = 32
 
 

@@ -47,7 +47,7 @@ class SubgraphStep(Lowering):
     """A node that runs subgraphs: in a native program, or as steps on device arrays.
 
     failure: None if the step itself cannot fail, else a function from the node and its fault word to the error (see
-    `Faulty`). The word comes after those of the subgraphs.
+    `Faulty`). In the order of `faulty`, the kernels of the subgraphs come before the step itself.
     """
 
     runs_in_subgraph = True
@@ -59,8 +59,9 @@ class SubgraphStep(Lowering):
 
     @property
     def host_reason(self) -> str:
-        """Why the host must read values in each run to choose the steps of this node, which then cannot be recorded;
-        otherwise "".
+        """Why the host must read values in each run to choose the steps of this node; "" if it need not.
+
+        If it must, the node cannot be recorded.
         """
         return next(filter(None, map(_why_not_recorded, self.subgraphs.values())), "")
 

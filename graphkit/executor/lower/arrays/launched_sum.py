@@ -73,7 +73,7 @@ class SumQueue:
         self._begun, self._launched = False, 0
         self._is_recorded = False
         self._ready: dict[str, Callable[[], None]] = {}
-        # An event after each collective for which the program's stream has not waited.
+        # Events that the program's stream has not waited for. Each marks the end of one collective.
         self._events: dict[str, Any] = {}
         self._recording, self._structure = 0, 0
 
@@ -82,8 +82,8 @@ class SumQueue:
     def set_recordings(self, recordings: Iterable[Iterable[str]]) -> None:
         """Set which collectives are recorded together, which must be the same in all processes.
 
-        recordings: Texts for each recording; empty without collectives. The first text says whether the recording comes
-        after the last step that can fail, the others are keys.
+        recordings: A list of texts for each recording. The first text says whether the recording comes after the last
+        step that can fail, the others are the keys of its collectives. The list is empty if there are no collectives.
         """
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
@@ -137,7 +137,8 @@ class SumQueue:
     def stream_wait(self, keys: Sequence[str]) -> None:
         """Let later work of the program's stream wait for collectives.
 
-        Outside recordings, the host waits, too: a lost process could fill the queue of the stream, and block the host.
+        Outside recordings, the host waits, too. Otherwise, if a process is lost, the collective never ends: later work
+        could fill the queue of the stream, and block the host.
         """
         known = [key for key in keys if key in self._events]
         if known:
@@ -201,8 +202,8 @@ def _key(node: Node) -> str:
 def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[str]:
     """Return the keys in the order in which collectives are launched.
 
-    This is the order in the graph (`keys`). If a step would then wait for a later collective, it is the order of the
-    steps.
+    This is the order in the graph (`keys`), unless a step would then wait for a collective that is not launched yet. In
+    that case, it is the order of the steps.
     """
     launched, ready = 0, set()
     for begun, awaited in steps:
@@ -238,7 +239,7 @@ class LaunchedStart:
 
     def __init__(self, device: Device, queue: SumQueue, node: Node, launch: Callable[[Sequence[Any]], None]):
         self._device, self._queue, self._node, self._launch = device, queue, node, launch
-        # Memory for unused results, which other processes need.
+        # Memory for results that this process does not use: other processes need these sums.
         self._own: dict[int, Any] = {}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:

@@ -55,7 +55,7 @@ def check_stacks(site: Site, layout: LoopLayout) -> None:
 
 
 def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
-    """Return the layout with memory for slices in host memory, or without alignment.
+    """Return the layout with device memory for copies of slices that are in host memory or not aligned.
 
     hosted: operands and outputs of the node in host memory.
     """
@@ -73,7 +73,7 @@ def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
 def may_repeat(layout: LoopLayout) -> bool:
     """Return whether a recording may contain the body once, and repeat it.
 
-    The number of iterations depends on values, and all iterations use the same memory.
+    True if the number of iterations depends on values, and all iterations use the same memory.
     """
     return layout.is_loop and layout.known_trips is None and not (layout.scanned or layout.stacked)
 

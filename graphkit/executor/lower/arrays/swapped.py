@@ -41,7 +41,7 @@ class SwapQueue:
     def __init__(self, device: Device):
         self._streams, self._memory = streams_of(device), pinned_memory_of(device)
         self._copy_stream = self._streams.stream()
-        # An event after each copy, in order, for which the program's stream has not waited.
+        # Events that the program's stream has not waited for, in order. Each marks the end of one copy.
         self._events: dict[Hashable, Any] = {}
 
     def begin(self, key: Hashable, copy: Callable[[], None]) -> None:
