@@ -346,8 +346,10 @@ def test_sigterm_and_sighup_under_load_lose_nothing(scaled, tmp_path):
                 connection = connect(port)
                 try:
                     connection.connect()
-                except ConnectionRefusedError:
+                except (ConnectionRefusedError, ConnectionResetError) as error:
                     connection.close()
+                    if not ending.is_set():
+                        seen.append(f"lost: {error!r}")
                     return
             try:
                 connection.request("POST", "/v2/models/scaled/infer", BODY, HEADERS)

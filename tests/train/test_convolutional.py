@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import in_one_item
+from device_pipelines import patch_pipelines
 
 import graphkit as gk
 from graphkit import config
@@ -45,7 +46,7 @@ def train(name: str, steps: int = 1, **options: object) -> tuple[list[float], di
 def test_step_equals_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {key: np.array(value) for key, value in NETWORKS[name]().params.items()}
     with monkeypatch.context() as patch:
-        patch.setattr("graphkit.executor.run.device_passes.inference_passes", lambda *args: ())
+        patch_pipelines(patch, inference_passes=lambda *args: ())
         losses, expected = train(name)
     monkeypatch.setenv(config.STRICT.name, "1")
     found, params = train(name, threads=2)

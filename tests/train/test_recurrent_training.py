@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from device_pipelines import patch_pipelines
 
 import graphkit as gk
 from graphkit.executor.run import device_passes
@@ -29,7 +30,7 @@ def test_steps_are_those_of_scans(monkeypatch: pytest.MonkeyPatch, build: Callab
     x = targets if build is language_model else rng.standard_normal((7, 4, 6)).astype(np.float32)
     histories, parameters = [], []
     for whole in (device_passes.runs_whole, lambda device, node: False):
-        monkeypatch.setattr(device_passes, "runs_whole", whole)
+        patch_pipelines(monkeypatch, runs_whole=whole)
         net = build()
         start = {name: np.array(net.params[name]) for name in net.params}
         trainer = gk.Trainer(net, loss="softmax_cross_entropy", optimizer=gk.optim.SGD(0.5), threads=2)

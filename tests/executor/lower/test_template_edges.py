@@ -61,7 +61,7 @@ def test_the_open_dimension_of_a_reshape_beside_no_elements(allowzero: bool) -> 
 
 
 @pytest.mark.onednn
-@pytest.mark.parametrize(("depth", "kernel"), [(32, "PackedProduct"), (96, "BlockedMatMul")])
+@pytest.mark.parametrize(("depth", "kernel"), [(16, "PackedProduct"), (96, "BlockedMatMul")])
 def test_products_with_one_column(depth: int, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = set()
     structured = Template.make_structure

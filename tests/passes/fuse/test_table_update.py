@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import in_one_item
+from device_pipelines import patch_pipelines
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
@@ -87,9 +88,9 @@ def test_bits_are_those_of_the_whole_gradient(name: str, rows: int, width: int, 
     fusing = True
     fused = [trained(threads) for threads in (1, 2, 4)]
     fusing = False
-    monkeypatch.setattr(
-        "graphkit.executor.run.device_passes.inference_passes",
-        lambda *args: tuple(p for p in inference_passes(*args) if p.name != "fuse_table_update"),
+    patch_pipelines(
+        monkeypatch,
+        inference_passes=lambda *args: tuple(p for p in inference_passes(*args) if p.name != "fuse_table_update"),
     )
     plain = trained(1)
     for found in fused:

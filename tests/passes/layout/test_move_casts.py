@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from combinations import in_one_item
+from device_pipelines import patch_pipelines
 
 import graphkit as gk
 from graphkit.executor.devices.cpu import native
@@ -140,6 +141,7 @@ def test_a_transformer_trains_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) 
     for moves in (Pass(lambda graph: graph, "nothing"), move_casts):
         with monkeypatch.context() as patch:
             patch.setattr(pipeline, "move_casts", moves)
+            patch_pipelines(patch)
             net = gk.models.build("transformer_lm", vocab=11, width=32, heads=2, layers=2, length=16, dropout=0.0)
             run = gk.Trainer(
                 net, "softmax_cross_entropy", gk.optim.SGD(0.1), precision="bf16", seed=1, deterministic=True

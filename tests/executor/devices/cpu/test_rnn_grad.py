@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from combinations import in_one_item, seeds
+from device_pipelines import patch_pipelines
 
 from graphkit.autodiff import gradient
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.run import device_passes
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -280,7 +280,7 @@ def test_the_layer_shares_the_recurrence_of_its_gradient(monkeypatch, kind, dire
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     graph, feeds = layer_and_gradients(kind, direction=direction)
     whole = Executor(graph, ParamStore({}), threads=2)
-    monkeypatch.setattr(device_passes, "runs_whole", lambda device, node: False)
+    patch_pipelines(monkeypatch, runs_whole=lambda device, node: False)
     scans = Executor(graph, ParamStore({}), threads=2)
     for steps in (3, 8):
         data = feeds(steps)

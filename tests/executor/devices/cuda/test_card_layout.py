@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import on_a_card
 import pytest
+from device_pipelines import patch_pipelines
 from stand_in import Card
 from together import together
 
@@ -151,6 +152,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Where channels are: "first" is what the same passes make without the layout."""
     if request.param == "first":
         none: frozenset[DType] = frozenset()
+        patch_pipelines(monkeypatch)
         monkeypatch.setattr(pipeline, "_LAST", dict.fromkeys(pipeline._LAST, none))
     return str(request.param)
 

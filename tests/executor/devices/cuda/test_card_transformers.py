@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_pipelines import patch_pipelines
 from stand_in import Card
 
 import graphkit as gk
@@ -145,7 +146,7 @@ def test_memory_of_training(card: Card, monkeypatch: pytest.MonkeyPatch) -> None
         return [p for p in passes(*given) if p.name != "fuse_attention_gradient"]
 
     for fused in (True, False):
-        monkeypatch.setattr(device_passes, "array_passes", passes if fused else others)
+        patch_pipelines(monkeypatch, array_passes=passes if fused else others)
         net = gk.models.build("transformer_lm", **SIZES | {"length": 512})
         trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device="cuda", seed=1)
         for length in (128, 256):
@@ -182,6 +183,7 @@ def test_moves_of_half_floats(precision: str, card: Card, steps: list[Node], mon
     casts: list[int] = []
     for moves in (Pass(lambda graph: graph, "nothing"), move_casts):
         monkeypatch.setattr(pipeline, "move_casts", moves)
+        patch_pipelines(monkeypatch)
         steps.clear()
         net = gk.models.build("transformer_lm", **SIZES, dropout=0.0)
         run = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device="cuda", precision=precision, seed=1)
