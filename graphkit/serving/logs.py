@@ -108,8 +108,9 @@ class _Lines(logging.Handler):
         stops, pauses = False, _Pauses()
         while not stops:
             self._new.wait()
-            stops = self._stopping.wait(pauses.next(time.monotonic()))
+            self._stopping.wait(pauses.next(time.monotonic()))
             self._new.clear()  # before the records are read: the next one sets it again
+            stops = self._stopping.is_set()  # after `clear`, which may have undone the `set` of `stop`
             while self._records or self._lost:
                 self._write_some()
             pauses.written(time.monotonic())

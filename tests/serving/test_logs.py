@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-from graphkit.serving.logs import _Pauses, json_logs
+from graphkit.serving.logs import _Lines, _Pauses, json_logs
 
 logger = logging.getLogger("graphkit.serve")
 
@@ -74,6 +74,22 @@ def test_pauses_grow_while_lines_keep_coming():
         now += 1 / 80
     assert wakes < 40
     assert [pauses.next(now + 1), pauses.next(now + 2)] == [0.02, 0.02]
+
+
+def test_stop_while_lines_are_taken_ends_the_thread():
+    lines = _Lines(io.StringIO())
+    clear = lines._new.clear
+
+    def stop_and_clear():
+        lines._stopping.set()
+        lines._new.set()
+        clear()
+
+    lines._new.clear = stop_and_clear
+    lines.start()
+    lines._new.set()
+    lines._thread.join(10)
+    assert not lines._thread.is_alive()
 
 
 def test_a_line_that_cannot_be_written_does_not_end_the_others():
