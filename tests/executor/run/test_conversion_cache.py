@@ -199,6 +199,16 @@ def test_entry_that_was_not_used_for_longest_is_removed(cached, tmp_path, mlp_fi
     assert [cached.converts(path, cache_bytes=2 * size) for path in (first, third, second)] == [0, 0, 1]
 
 
+def test_entry_has_the_time_of_its_conversion(cached, path, tmp_path, mlp_file):
+    """Not that of a file that the converter copied: the entry would be removed first."""
+    old = Path(shutil.copyfile(mlp_file, tmp_path / "old.gkp"))
+    os.utime(old, (1, 1))
+    converter = write_script(tmp_path / "copies with times", f'cp -p "{old}" "{OUTPUT}"')
+    cached.converts(path, converter=converter)
+    (kept,) = cached.folder.iterdir()
+    assert kept.stat().st_mtime > 1
+
+
 def test_program_above_the_bound_is_not_kept(cached, path, mlp_file):
     for bound, kept in ((mlp_file.stat().st_size - 1, 0), (mlp_file.stat().st_size, 1), (-1, 1), (0, 1)):
         assert cached.converts(path, cache_bytes=bound) == 1

@@ -383,6 +383,8 @@ void ConversionCache::keep(const std::string& file) const {
     if (key_of(network_, command_, folder_) != key_ || place_of(folder_, key_, converter_) != place_) {
         return;  // it may be the program of another version of the network
     }
+    // The time of an entry is that of its last use. A converter may copy a file together with its time.
+    utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
     if (std::rename(file.c_str(), place_.c_str()) != 0) {
         const int error = errno;
         throw FileError(place_ + ": the converted program cannot be stored: " + std::strerror(error));
