@@ -97,8 +97,9 @@ def _new(name: str, size: int) -> Hash:
         raise ValueError(f"there is no hash {name!r}")
     if size >= _LONG and load_extension is not None:
         load_extension()
-    native = sys.modules.get("graphkit._native")
-    return _Blake2b8() if native is None else _Native(native.Blake2b8)
+    # The extension lacks the class while another thread imports it.
+    native = getattr(sys.modules.get("graphkit._native"), "Blake2b8", None)
+    return _Blake2b8() if native is None else _Native(native)
 
 
 def sha256_of(

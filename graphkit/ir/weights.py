@@ -226,7 +226,7 @@ def read_weights(
             )
     size = reference.get("bytes", file.size)
     if type(size) is not int or size != file.size:
-        raise InvalidModel(f"{where} has {file.size} bytes; the one that the graph was saved with has {size!r}")
+        raise InvalidModel(f"{where} has {file.size} bytes; the one that the graph was saved with has {size!r:.40}")
     if hash_of(hash_name, file.blocks(0, file.size), size=file.size) != digest:
         raise InvalidModel(f"{where} is not the one that the graph was saved with: its {_HASHES[hash_name]} differs")
     arrays: dict[str, np.ndarray | StoredArray] = {}

@@ -80,7 +80,8 @@ class _Lines(logging.Handler):
         self._records: deque[logging.LogRecord] = deque()
         self._taken = 0  # records that are being written
         self._lost = 0
-        self._new, self._stopping = threading.Event(), threading.Event()
+        # Set when there is a line, when lines must be written at once, and when no more lines come.
+        self._new, self._hurry, self._stopping = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="graphkit-logs", daemon=True)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -93,6 +94,8 @@ class _Lines(logging.Handler):
         self._records.append(record)  # not formatted, because it stays in this process
         if not self._new.is_set():
             self._new.set()
+        if len(self._records) >= _MOST_WAITING // 2 and not self._hurry.is_set():
+            self._hurry.set()
 
     def start(self) -> None:
         """Begin to write."""
@@ -101,6 +104,7 @@ class _Lines(logging.Handler):
     def stop(self) -> None:
         """Write the waiting lines. Takes at most a few seconds, even if no process reads the stream."""
         self._stopping.set()
+        self._hurry.set()
         self._new.set()
         self._thread.join(_LAST_LINES)
 
@@ -108,8 +112,10 @@ class _Lines(logging.Handler):
         stops, pauses = False, _Pauses()
         while not stops:
             self._new.wait()
-            stops = self._stopping.wait(pauses.next(time.monotonic()))
+            self._hurry.wait(pauses.next(time.monotonic()))
+            self._hurry.clear()
             self._new.clear()  # before the records are read: the next one sets it again
+            stops = self._stopping.is_set()  # after `clear`, which may undo what `stop` sets
             while self._records or self._lost:
                 self._write_some()
             pauses.written(time.monotonic())

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Iterator
 
 import numpy as np
@@ -50,6 +51,13 @@ def test_blake2b8_does_not_change() -> None:
     """Files contain it."""
     expected = "7cf6afd619021bf9a474aad749347135c2666bdc24f15a1fb8ee17e7f8cddb8f"
     assert hash_of(BLAKE2B8, [bytes(range(256)) * 20]) == expected
+
+
+def test_blake2b8_while_another_thread_imports_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is known before it has its classes."""
+    expected = hash_of(BLAKE2B8, [b"weights"])
+    monkeypatch.setitem(sys.modules, "graphkit._native", types.ModuleType("graphkit._native"))
+    assert hash_of(BLAKE2B8, [b"weights"]) == expected
 
 
 def test_two_buffers_used_by_turns() -> None:

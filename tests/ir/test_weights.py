@@ -107,6 +107,7 @@ REFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "empty hash": ({"hash": "blake2b8:"}, "hash blake2b8 differs"),
     "size": ({"hash": "blake2b8:0", "bytes": 5}, "bytes; the one that the graph was saved with has 5"),
     "size is a float": ({"hash": "blake2b8:0", "bytes": 5.0}, "has 5.0"),
+    "size is a long text": ({"hash": "blake2b8:0", "bytes": "5" * 9999}, "has '5555"),
     "size is a boolean": ({"hash": "blake2b8:0", "bytes": True}, "has True"),
 }
 
@@ -117,8 +118,9 @@ def test_references_that_do_not_fit_are_rejected(tmp_path: Path, case: str) -> N
     path = tmp_path / "w.safetensors"
     written(path, *FILES["one tensor"])
     reference, message = REFERENCES[case]
-    with pytest.raises(InvalidModel, match=f"'w.safetensors'.*{message}"):
+    with pytest.raises(InvalidModel, match=f"'w.safetensors'.*{message}") as caught:
         read_weights(path, reference, {})
+    assert len(str(caught.value)) < 300
 
 
 def test_content_is_that_of_the_library() -> None:

@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-from graphkit.serving.logs import _Pauses, json_logs
+from graphkit.serving.logs import _Lines, _Pauses, json_logs
 
 logger = logging.getLogger("graphkit.serve")
 
@@ -74,6 +74,36 @@ def test_pauses_grow_while_lines_keep_coming():
         now += 1 / 80
     assert wakes < 40
     assert [pauses.next(now + 1), pauses.next(now + 2)] == [0.02, 0.02]
+
+
+def test_stop_while_lines_are_taken_ends_the_thread():
+    lines = _Lines(io.StringIO())
+    clear = lines._new.clear
+
+    def stop_and_clear():
+        lines._stopping.set()
+        lines._hurry.set()
+        lines._new.set()
+        clear()
+
+    lines._new.clear = stop_and_clear
+    lines.start()
+    lines._new.set()
+    lines._thread.join(10)
+    assert not lines._thread.is_alive()
+
+
+def test_many_lines_are_written_before_the_pause_ends(monkeypatch):
+    """Otherwise lines beyond the limit would be lost, although the stream is fast."""
+    monkeypatch.setattr("graphkit.serving.logs._MOST_WAITING", 8)
+    monkeypatch.setattr("graphkit.serving.logs._COLLECTING", 60)
+    stream, patience = io.StringIO(), time.monotonic() + 10
+    with json_logs(stream):
+        for _ in range(4):
+            logger.info("line")
+        while stream.getvalue().count("\n") < 4 and time.monotonic() < patience:
+            time.sleep(0.001)
+        assert stream.getvalue().count("\n") == 4
 
 
 def test_a_line_that_cannot_be_written_does_not_end_the_others():

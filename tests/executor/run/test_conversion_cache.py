@@ -188,12 +188,25 @@ def test_entry_that_was_not_used_for_longest_is_removed(cached, tmp_path, mlp_fi
     for age, entry in enumerate(cached.folder.iterdir()):
         os.utime(entry, (1e9 + age, 1e9 + age))
     assert cached.converts(first, cache_bytes=2 * size) == 0
-    other = cached.folder / "not of the cache.gkp"
-    other.write_bytes(bytes(size))
-    os.utime(other, (1, 1))
+    digits = "0123456789abcdef" * 8  # other programs name files by their hashes, too
+    names = ("of users", digits[:64], digits, digits[:64] + "-other", digits[:70] + "-" + digits[:32])
+    others = {cached.folder / f"{name}.gkp" for name in names}
+    for other in others:
+        other.write_bytes(bytes(size))
+        os.utime(other, (1, 1))
     assert cached.converts(third, cache_bytes=2 * size) == 1
-    assert other.exists()
+    assert others <= set(cached.folder.iterdir())
     assert [cached.converts(path, cache_bytes=2 * size) for path in (first, third, second)] == [0, 0, 1]
+
+
+def test_entry_has_the_time_of_its_conversion(cached, path, tmp_path, mlp_file):
+    """Not that of a file that the converter copied: the entry would be removed first."""
+    old = Path(shutil.copyfile(mlp_file, tmp_path / "old.gkp"))
+    os.utime(old, (1, 1))
+    converter = write_script(tmp_path / "copies with times", f'cp -p "{old}" "{OUTPUT}"')
+    cached.converts(path, converter=converter)
+    (kept,) = cached.folder.iterdir()
+    assert kept.stat().st_mtime > 1
 
 
 def test_program_above_the_bound_is_not_kept(cached, path, mlp_file):

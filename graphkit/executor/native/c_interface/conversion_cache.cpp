@@ -25,7 +25,9 @@ namespace {
 
 constexpr std::string_view kSymbol = "-symbol.json";
 constexpr std::string_view kSuffix = ".gkp";
-constexpr std::size_t kConverterDigits = 32;  // of the hash of a converter, in the name of an entry
+// Digits of the two hashes in the name of an entry.
+constexpr std::size_t kKeyDigits = 64;
+constexpr std::size_t kConverterDigits = 32;
 
 // A hash of texts, each of which is preceded by its length.
 class Key {
@@ -283,6 +285,14 @@ std::string place_of(const std::string& folder, const std::string& key, const st
     return std::filesystem::path(folder) / name;  // the path that entries_of has
 }
 
+// Whether a file has the name of an entry: files of other programs must not be removed.
+bool is_entry_name(std::string_view name) {
+    const auto end_of_digits = [&](std::size_t start) { return name.find_first_not_of("0123456789abcdef", start); };
+    constexpr std::size_t kLength = kKeyDigits + 1 + kConverterDigits;
+    return name.size() == kLength + kSuffix.size() && name.ends_with(kSuffix) && name[kKeyDigits] == '-' &&
+           end_of_digits(0) == kKeyDigits && end_of_digits(kKeyDigits + 1) == kLength;
+}
+
 struct Entry {
     std::filesystem::file_time_type used;
     std::string path;
@@ -291,15 +301,13 @@ struct Entry {
 
 // Returns the programs in a cache whose names begin with a key, or with any key. Other files are not of the cache.
 std::vector<Entry> entries_of(const std::string& folder, const std::string& key = "") {
-    constexpr std::size_t kKeyDigits = 64;
     std::vector<Entry> found;
     std::error_code error;
     std::filesystem::directory_iterator entry(folder, error);
     for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
         const std::string name = entry->path().filename();
-        const bool has_key = name.find_first_not_of("0123456789abcdef") >= kKeyDigits;
         struct stat facts{};
-        if (has_key && name.ends_with(kSuffix) && name.starts_with(key) && lstat(entry->path().c_str(), &facts) == 0 &&
+        if (is_entry_name(name) && name.starts_with(key) && lstat(entry->path().c_str(), &facts) == 0 &&
             S_ISREG(facts.st_mode)) {
             std::error_code ignored;
             found.push_back({entry->last_write_time(ignored), entry->path(), facts.st_size});
@@ -375,6 +383,8 @@ void ConversionCache::keep(const std::string& file) const {
     if (key_of(network_, command_, folder_) != key_ || place_of(folder_, key_, converter_) != place_) {
         return;  // it may be the program of another version of the network
     }
+    // The time of an entry is that of its last use. A converter may copy a file together with its time.
+    utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
     if (std::rename(file.c_str(), place_.c_str()) != 0) {
         const int error = errno;
         throw FileError(place_ + ": the converted program cannot be stored: " + std::strerror(error));
