@@ -171,6 +171,13 @@ def test_what_no_attribute_and_no_shape_can_be(call, message):
         call()
 
 
+@pytest.mark.parametrize("function", [F.sum, F.mean, F.max, F.min])
+def test_operands_of_several_dtypes_are_refused(function: Any) -> None:
+    x, y = gk.input("x", [3], "float64"), gk.input("y", [3], "float32")
+    with pytest.raises(TypeMismatch, match=r"one dtype, not float64\[3\], float32\[3\]"):
+        function(x, y)
+
+
 def test_dtypes_of_operands_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
     check = Gemm._check_operands

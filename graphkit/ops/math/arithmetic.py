@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from graphkit.errors import RuntimeFailure
+from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node, Value
@@ -262,6 +262,8 @@ class _Variadic(Op):
     known: ClassVar[Callable[..., Dim] | None] = None
 
     def infer(self, *xs: TensorType) -> TensorType:
+        if any(x.dtype is not xs[0].dtype for x in xs):
+            raise TypeMismatch(f"all operands must have one dtype, not {', '.join(map(str, xs))}")
         rule = type(self).known
         value = None if rule is None else broadcast_known(rule, xs)
         return TensorType(xs[0].dtype, broadcast_shapes([x.shape for x in xs]), value)

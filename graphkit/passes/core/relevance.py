@@ -144,6 +144,8 @@ def _merges_reshapes(graph: Graph) -> bool:
 
 def _keeps_order(node: Node) -> bool:
     """Return whether a Transpose may keep the order of all axes with more than one element."""
+    if node.op.domain:
+        return False
     perm, shape = node.op.attributes().get("perm"), node.operands[0].tensor.shape
     if perm is None or shape is None:
         return True

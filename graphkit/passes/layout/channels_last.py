@@ -385,15 +385,12 @@ class _Sweep:
     def _batch_norm(self, node: Node, op: BatchNormalization) -> Sequence[Value] | None:
         if op.training_mode:
             return self._trained_batch_norm(node, op)
-        if any(self._uses[v] for v in node.outputs[1:]):
+        x, *vectors = node.operands
+        if any(self._uses[v] for v in node.outputs[1:]) or any(v.dtype is not x.dtype for v in vectors):
             return None
-        scale, bias, mean, variance = (self._standard_order(v) for v in node.operands[1:])
+        scale, bias, mean, variance = map(self._standard_order, vectors)
         factor = F.div(scale, F.sqrt(F.add(variance, float(op.epsilon))))
-        return [
-            F.add(
-                F.mul(self._channels_last(node.operands[0]), factor), F.sub(bias, F.mul(mean, factor)), name=node.name
-            )
-        ]
+        return [F.add(F.mul(self._channels_last(x), factor), F.sub(bias, F.mul(mean, factor)), name=node.name)]
 
     def _shape(self, node: Node, op: Shape) -> Sequence[Value]:
         x = self._channels_last(node.operands[0])

@@ -19,10 +19,11 @@ from graphkit.checks.samples import all_cases
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, registry
+from graphkit.ops._op import declared
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core._index import PASSES
 from graphkit.passes.core.declare import CONTROL, Pass, _any_graph, _has_any
-from graphkit.passes.core.relevance import _SMALL, CONDITIONS
+from graphkit.passes.core.relevance import _SMALL, CONDITIONS, RESHAPES
 from graphkit.passes.core.sweep import operators
 from graphkit.passes.pipeline import BOUND, INFERENCE, array_passes, arrays_bound, inference_passes
 
@@ -111,6 +112,14 @@ def test_condition_holds_for_each_graph_that_the_pass_changes(name: str) -> None
     assert small
     for graph in small:
         assert _any_graph(graph, CONDITIONS[name]), str(graph)
+
+
+@pytest.mark.parametrize("name", [*RESHAPES, "Transpose", "Conv", "Clip"])
+def test_conditions_accept_operators_of_other_domains_with_standard_names(name: str) -> None:
+    body = {"domain": "com.example", "inputs": (), "infer": lambda self: TensorType("float32", [2])}
+    made = Node(declared(type(name, (gk.Op,), body))(), ()).output
+    for condition in CONDITIONS.values():
+        condition(Graph([], [made]))
 
 
 def test_conditional_passes_change_no_graph_without_such_nodes() -> None:

@@ -121,8 +121,15 @@ def test_vectors_of_channels_are_reshaped_once() -> None:
         lambda h: F.resize(h, None, None, np.array([9, 7, 6, 2]), axes=(3, 2, 1, 0), mode="linear"),
         lambda h: F.reduce_sum(F.add(h, weights(2, 1, 6, 1, 1)), np.array([0]), keepdims=False),
         lambda h: F.reduce_sum(F.mul(h, weights(2, 1, 1, 1, 1)), np.array([0]), keepdims=False),
+        lambda h: F.batch_normalization(h, *[np.full(6, v, np.float64) for v in (1.5, 0.25, 0.5, 2.0)]),
+        lambda h: F.batch_normalization(
+            h, *[np.full(6, v, t) for v, t in ((1.5, "f4"), (0.2, "f4"), (1, "f8"), (2, "f8"))]
+        ),
     ],
-    ids=["LRN", "Reshape", "Transpose", "Resize of axes", "Sum of another rank", "Product of another rank"],
+    ids=[
+        *["LRN", "Reshape", "Transpose", "Resize of axes", "Sum of another rank", "Product of another rank"],
+        *["BatchNormalization with vectors of another type", "BatchNormalization with statistics of another type"],
+    ],
 )
 def test_other_operators_get_the_standard_order(middle: Callable[[Any], Any]) -> None:
     converted(two_convolutions_with(middle))
