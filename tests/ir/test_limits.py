@@ -184,7 +184,7 @@ def asked_in_runs(monkeypatch, net, feeds):
     monkeypatch.setattr(limits, "available_memory", lambda: asked.append(1) or 1 << 40)
     for _ in range(3):
         executor.run(feeds, timeout=100.0)
-    return len(asked), executor._latest.has_dynamic_memory
+    return len(asked), executor._choice.latest.has_dynamic_memory
 
 
 def test_time_limit_does_not_read_free_memory_in_each_run(monkeypatch):

@@ -20,16 +20,14 @@ from graphkit.executor.devices.recipes import recorded_recipes
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import NotNative
 from graphkit.executor.lower.template import Template
-from graphkit.executor.run.base_program import BaseProgram, Key, Section
+from graphkit.executor.run.base_program import BaseProgram, Section
 from graphkit.executor.run.device_builder import DeviceBuilder
-from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.saved_batch import describe_sizes, find_shapes, run_in_parts
 from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.executor.run.saved_file import SavedArrays, laid_out, write_file
 from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_buffers, encoded_steps, refuse_other_steps
 from graphkit.executor.run.saved_template import SizedProgramFile
-from graphkit.executor.run.selection import Selection
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
@@ -174,11 +172,11 @@ class _SavingExecutor(Executor):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        return tuple(spec.name for spec in self._select(None).inputs)
+        return tuple(spec.name for spec in self._selections.get(None).inputs)
 
     def program(self, shapes: Mapping[str, Sequence[int]]) -> BaseProgram:
         """Return the program for these input shapes. Raises UnsupportedError for what cannot be saved."""
-        graph = self._select(None).graph
+        graph = self._selections.get(None).graph
         if graph.updates:
             names = ", ".join(repr(graph.name_of(state)) for state, _ in graph.updates[:_MOST_NAMED])
             raise UnsupportedError(
@@ -187,19 +185,17 @@ class _SavingExecutor(Executor):
             )
         with recorded_recipes():
             self.specialise(shapes)
-        assert isinstance(self._latest, BaseProgram), "programs are saved for the CPU"
-        return self._latest
+        program = self._choice.latest
+        assert isinstance(program, BaseProgram), "programs are saved for the CPU"
+        return program
 
-    def _specialise(self, selection: Selection, key: Key) -> Executable:
-        self._key = key
-        return super()._specialise(selection, key)
-
-    def template(self) -> Template:
-        """Return the template of the graph, after `program`. Raises NotNative, which says why, if there is none."""
+    def template(self, shapes: Mapping[str, Sequence[int]]) -> Template:
+        """Return the template, after `program(shapes)`. Raises NotNative, which says why, if there is none."""
         builder = self._programs.builder
         assert isinstance(builder, DeviceBuilder), "programs are saved for one device"
+        _, key = self._choice.key(shapes, None)
         with recorded_recipes():
-            return builder.template(self._key, self._select(None))
+            return builder.template(key, self._selections.get(None))
 
 
 class _Port(NamedTuple):
@@ -311,7 +307,7 @@ class _Contents:
     def add_template(self, executor: _SavingExecutor, shapes: Mapping[str, Sequence[int]]) -> None:
         """Add the program for any sizes, after that for `shapes`. Raises UnsupportedError if it needs Python."""
         try:
-            template = executor.template()
+            template = executor.template(shapes)
             by_name = dict(zip(executor.input_names, template.graph.inputs, strict=True))
             ports = self.programs[0].inputs
             inputs = {port.name: by_name[port.name] for port in ports}

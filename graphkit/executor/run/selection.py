@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
-from graphkit.errors import InputError, did_you_mean
+from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.run.base_program import Group, Key
+from graphkit.executor.run.params import ParameterArray, ParamStore, is_stored
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
+from graphkit.signatures import check_argument
 
 if TYPE_CHECKING:
     from graphkit.executor.run.executable import Executable
@@ -181,6 +184,70 @@ class Selection:
         first = len(self.states)
         discarded = [first + i for i, name in enumerate(self.outputs) if name in discard]
         return program.run(arrays, buffers, discarded)
+
+
+class Selections:
+    """The selections of an executor, which are made on first use.
+
+    Args:
+        graph: The graph, with all outputs.
+        names: Names of its inputs, for callers.
+        params: Arrays of its parameters and states.
+        optimize: Whether arrays that are derived from parameters may replace the nodes that compute them.
+
+    Attributes:
+        full: The selection of all outputs for runs that feed no parameter. None if it is not made yet.
+    """
+
+    def __init__(self, graph: Graph, names: Sequence[str], params: ParamStore, optimize: bool):
+        self._graph, self._input_names = graph, names
+        self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
+        self._prepacked, self._derived = self._prepack() if optimize else (graph, {})
+        self.full: Selection | None = None
+        self._made: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
+
+    def _prepack(self) -> tuple[Graph, dict[str, DerivedArray]]:
+        """Return the graph without nodes that depend only on parameters, and the arrays that replace their results."""
+        written = {state for state, _ in self._graph.updates}
+        named = zip(self._input_names, self._graph.inputs, strict=True)
+        kept = {v: self._parameter_arrays[n] for n, v in named if is_stored(v) and v not in written}
+        return prepack(self._graph, kept)
+
+    def get(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
+        """Return the selection of some outputs (None: all), which is made on first use.
+
+        derived: Whether arrays that are derived from parameters replace the nodes that compute them.
+        """
+        try:
+            names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+            key = (names, derived)
+            found = self._made.get(key)
+        except TypeError:
+            check_argument("run", "outputs", "str | Sequence[str] | None", outputs)
+            raise
+        if found is not None:
+            return found
+        graph = self._prepacked if derived else self._graph
+        if names is not None:
+            by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
+            for name in names:
+                if name not in by_name:
+                    raise UsageError(f"no output {name!r}{did_you_mean(name, by_name)}")
+            graph = graph.replace(outputs=[by_name[name] for name in names], output_names=names)
+        read = {v for node in graph.nodes for v in node.inputs} | {*graph.outputs, *(new for _, new in graph.updates)}
+        fixed: Mapping[str, VersionedArray] = {**self._parameter_arrays, **(self._derived if derived else {})}
+        inputs = []
+        for name, value in zip((*self._input_names, *self._derived), graph.inputs, strict=False):
+            stored = is_stored(value)
+            static = isinstance(value.type, TensorType) and value.type.is_static
+            inputs.append(RunInput(name, value, value in read or names is None, stored, name in self._derived, static))
+        name_of = {spec.value: spec.name for spec in inputs}
+        states = tuple(name_of[state] for state, _ in graph.updates)
+        made = Selection(graph, fixed, tuple(inputs), graph.output_names, states)
+        made = self._made.setdefault(key, made)
+        if key == (None, True):
+            self.full = made
+        return made
 
 
 class LastRun:

@@ -2,13 +2,13 @@
 
 Work that does not depend on shapes is done when the Executor is created. `specialise` binds dimensions, folds shape
 arithmetic, chooses kernels, orders the steps and plans memory. The resulting programs are cached
-(`graphkit.executor.run.program_cache`).
+(`graphkit.executor.run.program_cache`), and each run chooses one (`graphkit.executor.run.program_choice`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +17,16 @@ import numpy as np
 from graphkit import config
 from graphkit.collector import without_gc
 from graphkit.errors import InputError, UsageError, did_you_mean
-from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import DeviceName, load_device, native_module
 from graphkit.executor.lower.lowering import Settings
-from graphkit.executor.lower.prepacking import DerivedArray, prepack
-from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
-from graphkit.executor.run import base_program
-from graphkit.executor.run.base_program import Key, failure_of
 from graphkit.executor.run.compile import refuse_fallbacks
-from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, device_of_groups, device_passes, grouping
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
-from graphkit.executor.run.params import ParameterArray, ParamStore, check_stored, is_stored
-from graphkit.executor.run.selection import LastRun, RunInput, Selection
+from graphkit.executor.run.params import ParamStore, check_stored
+from graphkit.executor.run.program_choice import ProgramChoice, program_cache, run_natively
+from graphkit.executor.run.selection import LastRun, Selection, Selections
 from graphkit.ir import limits
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph
@@ -44,15 +39,11 @@ from graphkit.signatures import check_argument, typed
 from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
-    from graphkit.executor.devices.groups import AnyDevice, GroupDevices
+    from graphkit.executor.devices.groups import AnyDevice
     from graphkit.executor.lower.collaborators import Channels, Collectives
     from graphkit.executor.report.plan import Plan
     from graphkit.executor.run.declared import DeclarationChecker
-    from graphkit.executor.run.divided.program import DividedProgram
-    from graphkit.executor.run.executable import DeviceProgram, Executable
-    from graphkit.executor.run.program_cache import ProgramCache
-    from graphkit.executor.run.selection import NativeRuns
-    from graphkit.executor.run.sized_program import SizedBuilder
+    from graphkit.executor.run.executable import Executable
     from graphkit.executor.run.states import States
     from graphkit.passes.distribution.backends import Decision
 
@@ -110,9 +101,6 @@ class Executor:
         MissingDependency: The installed package has no native part.
     """
 
-    # Native runs of the programs of a template. At most one kind of runs is kept.
-    _sized_runs: NativeRuns | None = None
-
     @typed("Executor")
     def __init__(
         self,
@@ -165,22 +153,14 @@ class Executor:
         # Callers use the names of the original graph. Passes may rename inputs, and append others.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         check_stored(self._input_names, self._graph.inputs, params)
-        self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
         self._pools = Pools(lambda: params.stamp, arenas=Arenas(threads))
-        self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
-        self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
-        self._programs = _program_cache(device, settings, self._pools, precision, self._input_names)
-        self._latest_chosen: Executable | None = None
-        self._last_run: LastRun | None = None
+        self._selections = Selections(self._graph, self._input_names, params, optimize)
+        self._programs = program_cache(device, settings, self._pools, precision, self._input_names)
         # Runs that write states hold the second lock: one at a time.
         self._lock, self._state_lock = threading.RLock(), threading.Lock()
-
-    def _prepack(self) -> tuple[Graph, dict[str, DerivedArray]]:
-        """Return the graph without nodes that depend only on parameters, and the arrays that replace their results."""
-        written = {state for state, _ in self._graph.updates}
-        named = zip(self._input_names, self._graph.inputs, strict=True)
-        kept = {v: self._parameter_arrays[n] for n, v in named if is_stored(v) and v not in written}
-        return prepack(self._graph, kept)
+        self._choice = ProgramChoice(
+            self._selections, params, self._programs, self._declarations, self._lock, not self._map_builders
+        )
 
     def _passes(self, settings: Sequence[Settings], precision: str, backends: Sequence[Any]) -> list[Step]:
         """Return the passes that prepare the graph, before input shapes are known."""
@@ -301,11 +281,16 @@ class Executor:
             )
         if out is not None:
             check_argument("run", "out", "Mapping[str, Any]", out)
-        if outputs is None and out is None and (last := self._last_run) is not None:
-            sized = self._run_sized(last.sized_runs, feeds)
-            if isinstance(sized, dict):
-                return sized
-            found = self._find_program(last, feeds, is_frequent=sized is True)
+        if outputs is None and out is None and (last := self._choice.last_run) is not None:
+            is_frequent = False
+            if (runs := last.sized_runs) is not None:
+                sized = run_natively(runs, feeds)
+                if isinstance(sized, dict):
+                    if runs.advances_rng:
+                        self.advance()
+                    return sized
+                is_frequent = sized is True
+            found = self._choice.find_program(last, feeds, is_frequent)
             if found is not None:
                 program, arrays = found
                 if last.is_pure and not discard:
@@ -316,7 +301,7 @@ class Executor:
                 with self._state_lock:
                     return self._step(last.selection, program, arrays, feeds, {}, discard)
         # Arrays that are derived from parameters are wrong if a parameter is fed.
-        selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
+        selection = self._selections.get(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
             return self._run(selection, feeds, {} if out is None else out, discard)
         with self._state_lock:
@@ -330,77 +315,13 @@ class Executor:
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 
-    def _run_sized(self, runs: NativeRuns | None, feeds: Mapping[str, Any]) -> dict[str, Any] | bool | None:
-        """Run natively, see `SizedRuns.run`. Returns None if this is not possible."""
-        if runs is None or type(feeds) is not dict or base_program.recorder is not None:
-            return None
-        deadline = limits.only_deadline()
-        if deadline is None:
-            return None
-        try:
-            results = runs.run(feeds, deadline)
-        except native_module().Error as error:
-            raise failure_of(error) from error
-        if runs.advances_rng and isinstance(results, dict):
-            self.advance()
-        return results
-
-    def _find_program(
-        self, last: LastRun, feeds: Mapping[str, Any], is_frequent: bool
-    ) -> tuple[Executable, list[Any]] | None:
-        """Return the program for these feeds and its inputs, with the few checks of `LastRun`.
-
-        Returns None if all checks are necessary. is_frequent: Whether to compile a program made from a template.
-        """
-        found = last.inputs(feeds)
-        if found is None:
-            return None
-        arrays, has_same_shapes = found
-        if has_same_shapes and not is_frequent:
-            return None if last.program.needs_recompiling else (last.program, arrays)
-        key = last.selection.key(arrays, feeds)
-        program = self._specialise(last.selection, key)
-        if is_frequent and (builder := _builder_of(program)) is not None:
-            builder.count_frequent(program)
-            program = self._specialise(last.selection, key)
-        latest = last.for_program(program, arrays)
-        if latest is None:
-            return None
-        self._remember(latest, key)
-        return program, arrays
-
-    def _remember(self, latest: LastRun | None, key: Key) -> None:
-        """Store the record of the latest run, for the next one. key: of its program.
-
-        If a template made the program, the native part gets what it needs for the next runs.
-        """
-        if latest is not None:
-            with self._lock:
-                self._prepare_sized(latest, key)
-        self._last_run = latest
-
-    def _prepare_sized(self, latest: LastRun, key: Key) -> None:
-        """Set `latest.sized_runs`, unless runs need Python."""
-        selection, builder = latest.selection, _builder_of(latest.program)
-        kind = (key.group, tuple(name for name, *_ in latest.specs))
-        if self._sized_runs is not None and self._sized_runs.kind == kind:
-            latest.sized_runs = self._sized_runs
-            if builder is None:
-                latest.sized_runs.leave([key])
-            else:
-                latest.sized_runs.serve(key, builder.runs_of(latest.program))
-        elif builder is not None and not (selection.draws or self._map_builders or self._programs.is_logged):
-            made = None if self._declarations is None else _comparison(self._declarations, selection, key)
-            self._sized_runs = latest.sized_runs = builder.sized_runs(kind, latest, made, self._programs)
-            latest.sized_runs.serve(key, builder.runs_of(latest.program))
-
     def _run(
         self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray], discard: Collection[str]
     ) -> dict[str, Any]:
         """Check and convert the feeds, find or build the program, and run it."""
         arrays = self._collect(selection, feeds)
         key = selection.key(arrays, feeds)
-        program = self._specialise(selection, key)
+        program = self._choice.specialise(selection, key)
         refuse_fallbacks(program)
         count = len(selection.states)
         finals = program.finals if out else ()
@@ -416,8 +337,7 @@ class Executor:
                 buffers[position] = target
         check_disjoint(out)
         if not out and not self._check_finite:
-            full = self._selections.get((None, True))
-            self._remember(LastRun.of(full, selection, program, feeds, arrays), key)
+            self._choice.remember(LastRun.of(self._selections.full, selection, program, feeds, arrays), key)
         named_outputs = self._step(selection, program, arrays, feeds, buffers, discard)
         for name, target in out.items():
             in_place = count + selection.outputs.index(name) in buffers
@@ -552,11 +472,11 @@ class Executor:
 
         Raises UsageError if shapes are still unknown: run once, or call `specialise`.
         """
-        latest = self._latest
+        latest = self._choice.latest
         if latest is None:
             unknown = [
                 f"{spec.name!r} ({spec.value.type})"
-                for spec in self._select(None).inputs
+                for spec in self._selections.get(None).inputs
                 if spec.value.role == "data"
                 and spec.needed
                 and not spec.static
@@ -574,7 +494,7 @@ class Executor:
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
         """Compile for the given input shapes, without running. Other inputs keep their declared shapes."""
         with limits.planning():
-            return self._compiled(shapes, outputs).plan
+            return self._choice.compiled(shapes, outputs).plan
 
     @typed("Executor.prepare")
     def prepare(self, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -589,109 +509,7 @@ class Executor:
         """
         bounds = self._bounds or limits.Bounds()
         with limits.limited(bounds.memory, iterations=bounds.iterations):
-            self._compiled(shapes, None).prepare()
-
-    def _compiled(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None) -> Executable:
-        """Return the program for the given input shapes. Other inputs keep their declared shapes."""
-        selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
-        known = selection.feedable
-        for name in shapes:
-            if name not in known:
-                raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
-        arrays: list[Any] = []
-        placeholders: dict[str, Any] = {}
-        for spec in selection.inputs:
-            if spec.stored and spec.name not in shapes:
-                arrays.append(None if spec.static else self.params[spec.name])
-                continue
-            kind = spec.value.type
-            shape: Sequence[Any] | None = shapes.get(spec.name, kind.shape if isinstance(kind, TensorType) else ())
-            if spec.value.role == "rng" or not isinstance(kind, TensorType):
-                arrays.append(None)
-                continue
-            if shape is None or not all(isinstance(d, int) for d in shape):
-                if spec.needed:
-                    raise InputError(f"the shape of input {spec.name!r} ({kind}) is not given")
-                arrays.append(None)
-                continue
-            if any(d < 0 for d in shape):
-                raise InputError(f"input {spec.name!r} is {kind}; the shape {list(shape)} has a negative size")
-            # A placeholder with this shape, which takes no memory.
-            with out_of_memory(selection.graph, f"input {spec.name!r} of shape {list(shape)}"):
-                array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
-            placeholders[spec.name] = array
-            arrays.append(array)
-        return self._specialise(selection, selection.key(arrays, placeholders))
-
-    def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
-        """Return the selection of some outputs (None: all), which is made on first use.
-
-        derived: Whether arrays that are derived from parameters replace the nodes that compute them.
-        """
-        try:
-            names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
-            key = (names, derived)
-            found = self._selections.get(key)
-        except TypeError:
-            check_argument("run", "outputs", "str | Sequence[str] | None", outputs)
-            raise
-        if found is not None:
-            return found
-        graph = self._prepacked if derived else self._graph
-        if names is not None:
-            by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
-            for name in names:
-                if name not in by_name:
-                    raise UsageError(f"no output {name!r}{did_you_mean(name, by_name)}")
-            graph = graph.replace(outputs=[by_name[name] for name in names], output_names=names)
-        read = {v for node in graph.nodes for v in node.inputs} | {*graph.outputs, *(new for _, new in graph.updates)}
-        fixed: Mapping[str, VersionedArray] = {**self._parameter_arrays, **(self._derived if derived else {})}
-        inputs = []
-        for name, value in zip((*self._input_names, *self._derived), graph.inputs, strict=False):
-            stored = is_stored(value)
-            static = isinstance(value.type, TensorType) and value.type.is_static
-            inputs.append(RunInput(name, value, value in read or names is None, stored, name in self._derived, static))
-        name_of = {spec.value: spec.name for spec in inputs}
-        states = tuple(name_of[state] for state, _ in graph.updates)
-        made = Selection(graph, fixed, tuple(inputs), graph.output_names, states)
-        return self._selections.setdefault(key, made)
-
-    def _specialise(self, selection: Selection, key: Key) -> Executable:
-        """Return the program from the cache, or build it."""
-        with self._lock:
-            program: Executable | None = self._programs.find(key)
-            if program is None:
-                program = self._programs.build(key, selection)
-                if self._declarations is not None:
-                    self._declarations.check_inputs(selection.shapes(key))
-            if self._sized_runs is not None:
-                self._sized_runs.take_latest()
-            self._latest_chosen = program
-            return program
-
-    @property
-    def _latest(self) -> Executable | None:
-        """The program compiled or run last."""
-        with self._lock:
-            runs = self._sized_runs
-            if runs is not None and (key := runs.take_latest()) is not None:
-                self._specialise(runs.selection, key)
-            return self._latest_chosen
-
-
-def _program_cache(
-    device: str | GroupDevices,
-    settings: Sequence[Settings],
-    pools: Pools,
-    precision: str,
-    inputs: Collection[str],
-) -> ProgramCache[DeviceProgram] | ProgramCache[DividedProgram]:
-    """Return the cache of programs for one device, or for those of groups of nodes. See `divided_cache`."""
-    if isinstance(device, str):
-        return device_cache(settings[0], pools, inputs)
-    from graphkit.executor.run.divided.builder import divided_cache
-
-    return divided_cache(device, settings, pools, precision, inputs)
+            self._choice.compiled(shapes, None).prepare()
 
 
 def _check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
@@ -700,26 +518,6 @@ def _check_precision(precision: str, optimize: bool, device: DeviceName) -> None
         from graphkit.executor.run.precision import check_precision
 
         check_precision(precision, optimize, device)
-
-
-def _builder_of(program: Executable) -> SizedBuilder | None:
-    """Return the builder that made a program from a template; None for other programs."""
-    return getattr(program, "builder", None)
-
-
-def _comparison(
-    declarations: DeclarationChecker, selection: Selection, key: Key
-) -> Callable[[Sequence[Any], Mapping[str, Any]], None]:
-    """Return a function that compares the shapes of a key, and the outputs of their first run, with the declared ones.
-
-    key: The key of another program of the same group.
-    """
-
-    def compare(shapes: Sequence[Any], named_outputs: Mapping[str, Any]) -> None:
-        declarations.check_inputs(selection.shapes(key._replace(shapes=tuple(shapes))))
-        declarations.check_outputs(named_outputs)
-
-    return compare
 
 
 def _declaration_checker(graph: Graph, declared: Declarations) -> DeclarationChecker:

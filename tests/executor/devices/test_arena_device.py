@@ -96,8 +96,8 @@ def leaves(lowered: LoweredGraph) -> Iterator[tuple[Node, Lowering]]:
 
 
 def steps_of(exe: Executor) -> list[tuple[Node, Lowering]]:
-    assert exe._latest is not None
-    return [*leaves(exe._latest.lowered)]
+    assert exe._choice.latest is not None
+    return [*leaves(exe._choice.latest.lowered)]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

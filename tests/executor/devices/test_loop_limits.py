@@ -86,8 +86,8 @@ def with_state(made: Callable[[Value, Value], Value], device: str, **options: An
 
 
 def lowered_of(exe: Executor) -> LoweredGraph:
-    assert exe._latest is not None
-    return exe._latest.lowered
+    assert exe._choice.latest is not None
+    return exe._choice.latest.lowered
 
 
 def runs_before_update(exe: Executor) -> bool:

@@ -95,8 +95,8 @@ class Native:
 
     @property
     def program(self) -> Any:
-        assert self.executor._latest is not None
-        return self.executor._latest
+        assert self.executor._choice.latest is not None
+        return self.executor._choice.latest
 
 
 # Rows are added to a state, and all of its values stacked, while it stays below 9.

@@ -126,8 +126,8 @@ def test_python_steps_and_native_ones_hand_over(monkeypatch: pytest.MonkeyPatch)
                 for a, b in zip(got.values(), evaluate(graph, arrays), strict=True):
                     assert a.shape == b.shape
                     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-        assert executor._latest is not None
-        assert [f.split(" ")[1] for f in executor._latest.fallbacks] == ["(Unknown)", "(Unknown)"]
+        assert executor._choice.latest is not None
+        assert [f.split(" ")[1] for f in executor._choice.latest.fallbacks] == ["(Unknown)", "(Unknown)"]
 
 
 def test_a_step_inside_a_loop_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from graphkit.ops import F
 def lowered(inputs: Sequence[Value], outputs: Sequence[Any], *arrays: Any, optimize: bool = True) -> LoweredGraph:
     executor = Executor(Graph(inputs, outputs), ParamStore({}), threads=1, optimize=optimize)
     executor.run({v.name: np.asarray(a) for v, a in zip(inputs, arrays, strict=True)})
-    assert executor._latest is not None
-    return executor._latest.lowered
+    assert executor._choice.latest is not None
+    return executor._choice.latest.lowered
 
 
 def ways(graph: LoweredGraph) -> dict[str, str]:
@@ -58,8 +58,8 @@ def test_layers_with_equal_types_share_kernels(size: int, kernels: int) -> None:
         expected = np.tanh(expected @ arrays[weight.name])
     executor = Executor(Graph([x, *weights], [result]), ParamStore(dict.fromkeys(arrays, kind), arrays))
     np.testing.assert_allclose(executor(data)[0], expected, rtol=1e-4, atol=1e-5)
-    assert executor._latest is not None
-    lowerings = [id(lowering) for _, lowering in executor._latest.lowered.steps]
+    assert executor._choice.latest is not None
+    lowerings = [id(lowering) for _, lowering in executor._choice.latest.lowered.steps]
     assert (len(lowerings), len(set(lowerings))) == (3, kernels)
 
 

@@ -45,7 +45,7 @@ def compare(
     for number, shapes in enumerate([*sizes, *sizes[::-1]]):
         feeds = make_feeds(net, shapes=shapes, seed=number).arrays
         found = executor.run(feeds)
-        assert isinstance(executor._latest, SizedProgram) == (native and 0 < number < 2 * len(sizes) - 1)
+        assert isinstance(executor._choice.latest, SizedProgram) == (native and 0 < number < 2 * len(sizes) - 1)
         expected = net.compile(**options).run(feeds)
         for name, array in expected.items():
             assert found[name].shape == array.shape
@@ -356,7 +356,7 @@ def test_plans_and_profiles_of_sizes() -> None:
     executor = net.compile()
     for rows in (2, 3):
         executor.run({"x": normal(rows, 6)})
-    assert isinstance(executor._latest, SizedProgram)
+    assert isinstance(executor._choice.latest, SizedProgram)
     assert not executor.plan.fallbacks
     assert [str(o.type) for o in executor.plan.steps[-1].outputs] == ["float32[3, 40]"]
     with gk.profile() as profile:
@@ -371,7 +371,7 @@ def test_a_program_of_a_template_needs_no_graph_of_its_own() -> None:
     executor = net.compile()
     for t in (3, 4):
         executor.run(make_feeds(net, shapes=dict.fromkeys(("x", "segments", "mask"), (2, t))).arrays)
-    program = executor._latest
+    program = executor._choice.latest
     assert isinstance(program, SizedProgram)
     assert program._lowered is None
     template = executor._programs.builder._sized.popitem()[1].template  # type: ignore[union-attr]
@@ -383,7 +383,7 @@ def test_a_program_of_a_template_needs_no_graph_of_its_own() -> None:
 def test_the_first_size_is_compiled_for_itself() -> None:
     executor = gk.Model(F.exp(gk.input("x", ["N"]))).compile()
     executor.run({"x": normal(3)})
-    assert isinstance(executor._latest, Program)
+    assert isinstance(executor._choice.latest, Program)
 
 
 def test_a_size_that_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,12 +392,12 @@ def test_a_size_that_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
     for number in range(40):
         array = normal(4)
         np.testing.assert_allclose(executor.run({"x": array})["exp"], np.exp(array), rtol=1e-5)
-        assert isinstance(executor._latest, Program) == (number >= 32)
+        assert isinstance(executor._choice.latest, Program) == (number >= 32)
     count = len(executor._programs)
     monkeypatch.setattr("graphkit.executor.run.program_cache.COMPILED_SIZE_RATIO", 1 << 20)  # the cache is too small
     for _ in range(80):
         executor.run({"x": normal(5)})
-    assert isinstance(executor._latest, SizedProgram)
+    assert isinstance(executor._choice.latest, SizedProgram)
     assert len(executor._programs) == count + 1
 
 

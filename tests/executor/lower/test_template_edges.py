@@ -74,7 +74,7 @@ def test_products_with_one_column(depth: int, kernel: str, monkeypatch: pytest.M
     w = F.constant(value=RNG.standard_normal((depth, 1), dtype=np.float32))
     sizes = [(40, depth), (50, depth), (60, depth)]
     executor = check(lambda x: F.mat_mul(F.exp(x), w), ["N", depth], *sizes)
-    assert isinstance(executor._latest, SizedProgram)
+    assert isinstance(executor._choice.latest, SizedProgram)
     assert kernels == {"Pointwise", kernel}
 
 

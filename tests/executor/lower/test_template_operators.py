@@ -120,7 +120,7 @@ def test_results_at_one_size_after_another(name: str) -> None:
     for number, (n, m) in enumerate(SIZES):
         x = draw(n, m, 8)
         (found,) = executor.run({"x": x}).values()
-        assert isinstance(executor._latest, SizedProgram) == (number > 0)
+        assert isinstance(executor._choice.latest, SizedProgram) == (number > 0)
         (expected,) = session.run(None, {"x": x})
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)

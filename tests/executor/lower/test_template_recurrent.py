@@ -70,6 +70,6 @@ def test_a_layer_and_its_gradient(kind: str, direction: str, threads: int, steps
             executor.run(feeds).values(), by_torch(kind, direction == "bidirectional", feeds), strict=True
         ):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert isinstance(executor._latest, SizedProgram)
+    assert isinstance(executor._choice.latest, SizedProgram)
     made = {step.node.op.name: step for step in steps}
     assert all(made[f"{kind.upper()}{part}"].native is not None for part in ("Recurrence", "RecurrenceGrad"))

@@ -54,7 +54,7 @@ def check(net: gk.Model, expected: Callable[[np.ndarray], np.ndarray], sizes: li
     for number, n in enumerate(sizes):
         x = RNG.standard_normal((n, 4), dtype=np.float32)
         found = executor.run({"x": x})["y"]
-        assert number == 0 or isinstance(executor._latest, SizedProgram)
+        assert number == 0 or isinstance(executor._choice.latest, SizedProgram)
         np.testing.assert_allclose(found, expected(x), rtol=1e-6, err_msg=f"N = {n}")
 
 
@@ -110,7 +110,7 @@ def test_blocks_of_pixels(mode: str, steps: list[_Step]) -> None:
         (expected,) = reference.run(None, {"x": np.exp(array)})
         np.testing.assert_allclose(found["wide"], -expected, rtol=1e-6)
         np.testing.assert_allclose(found["y"], -np.exp(array), rtol=1e-6)
-    assert isinstance(executor._latest, SizedProgram)
+    assert isinstance(executor._choice.latest, SizedProgram)
     blocks = [step for step in steps if step.node.op.name in ("DepthToSpace", "SpaceToDepth")]
     assert len(blocks) == 2
     assert all(step.native is not None for step in blocks)

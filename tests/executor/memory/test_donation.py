@@ -43,9 +43,9 @@ def counter() -> Graph:
 
 def donated(ex: Executor) -> set[str]:
     ex.specialise({})
-    program = ex._latest
+    program = ex._choice.latest
     assert program is not None
-    return {name for name, over in zip(ex._select(None).states, program.donated, strict=True) if over}
+    return {name for name, over in zip(ex._selections.get(None).states, program.donated, strict=True) if over}
 
 
 def test_a_state_keeps_its_memory() -> None:

@@ -51,7 +51,7 @@ def whole(model: gk.Model, x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def in_parts(exe: Executor) -> bool:
-    return isinstance(exe._latest, BatchedProgram)
+    return isinstance(exe._choice.latest, BatchedProgram)
 
 
 @pytest.mark.onednn
@@ -291,7 +291,7 @@ def test_a_part_that_comes_often_is_compiled() -> None:
     exe.run({"x": images(2)})
     for _ in range(40):
         exe.run({"x": images(6)})
-    batched = exe._latest
+    batched = exe._choice.latest
     assert isinstance(batched, BatchedProgram)
     assert isinstance(batched._parts.program, Program)
     assert not batched.needs_recompiling
@@ -309,6 +309,6 @@ def test_instances_wait_for_the_next_run() -> None:
     exe = network().compile(threads=6)
     for _ in range(4):
         exe.run({"x": images(40)})
-    batched = exe._latest
+    batched = exe._choice.latest
     assert isinstance(batched, BatchedProgram)
     assert len(batched._parts.program._idle) == 6

@@ -127,5 +127,5 @@ def test_sizes_from_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
     assert len(executor._programs) < 24
-    assert executor._sized_runs is not None
-    assert len(executor._sized_runs) < 24
+    assert executor._choice._sized_runs is not None
+    assert len(executor._choice._sized_runs) < 24

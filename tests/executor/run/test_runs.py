@@ -410,15 +410,15 @@ def test_programs_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     x = Value(f32("N"), "x")
     exe = Executor(Graph([x], [F.exp(x)]), no_params())
     exe(np.ones(1, np.float32))
-    program = exe._latest
+    program = exe._choice.latest
     exe(np.ones(2, np.float32))
     exe(np.ones(1, np.float32))
-    assert exe._latest is program
+    assert exe._choice.latest is program
     for size in range(40):
         exe(np.ones(size, np.float32))
     assert len(exe._programs) == 2  # the compiled one, and the first from the template
-    assert exe._sized_runs is not None
-    assert len(exe._sized_runs) == 8
+    assert exe._choice._sized_runs is not None
+    assert len(exe._choice._sized_runs) == 8
 
 
 def test_shape_conflicts_inside_the_graph_name_the_node() -> None:

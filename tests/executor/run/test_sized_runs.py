@@ -12,6 +12,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory
+from graphkit.executor.run.program_choice import ProgramChoice
 from graphkit.executor.run.session import Executor
 from graphkit.executor.run.sized_runs import Host
 from graphkit.ir import limits
@@ -127,7 +128,7 @@ def test_limits_hold_for_new_sizes() -> None:
 def test_a_time_limit_ends_a_native_run(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = ready(network(12))
     found: list[Any] = []
-    monkeypatch.setattr(Executor, "_find_program", lambda *_, **__: found.append(1))
+    monkeypatch.setattr(ProgramChoice, "find_program", lambda *_, **__: found.append(1))
     assert executor.run(fed(500), timeout=60.0)["y"].shape == (1, 500, 8)
     with pytest.raises(LimitReached, match="time limit"):
         executor.run(fed(200_000), timeout=1e-9)

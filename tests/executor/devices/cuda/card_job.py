@@ -83,7 +83,9 @@ def trained(device: str, kv: Any, job: Job, options: dict[str, Any]) -> Trained:
     trainer.flush()
     params = {name: np.array(array) for name, array in net.params.items()}
     total = sum(float(np.abs(params[name]).sum()) for name in trainer.trained)
-    plans = [executor._latest.plan for executor in trainer._stepper.executors if executor._latest is not None]
+    plans = [
+        executor._choice.latest.plan for executor in trainer._stepper.executors if executor._choice.latest is not None
+    ]
     kinds = sorted({s.kernel for plan in plans for s in plan.steps if s.op.endswith(("Start", "Wait"))})
     return Trained(params, total, trainer._stepper.skipped, kinds, plans[0].staging_reason)
 

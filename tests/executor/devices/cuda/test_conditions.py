@@ -379,8 +379,8 @@ def test_deadline_does_not_end_a_run_that_writes(card: Card, monkeypatch: pytest
     for number in range(4):
         exe.run({"x": np.ones(4, np.float32)}, timeout=1.0)
         assert store["a"].tolist() == [2 + number] * 4
-    assert exe._latest is not None
-    assert exe._latest.lowered.memory.donated
+    assert exe._choice.latest is not None
+    assert exe._choice.latest.lowered.memory.donated
     assert card.replays
 
 
