@@ -78,6 +78,14 @@ class Resizing(Op):
                 raise UsageError(f"{self.name}: {key}={getattr(self, key)!r} is not one of {', '.join(known)}")
 
     @property
+    def rounds(self) -> bool:
+        """Whether interpolated integers are rounded. Otherwise, their fraction is cut off, as in ONNX Runtime.
+
+        ONNX Runtime has no cubic interpolation of integers; onnx's evaluator rounds.
+        """
+        return self.antialias or self.mode == "cubic"
+
+    @property
     def reads_roi(self) -> bool:
         """Whether the region of interest is read."""
         return self.coordinate_transformation_mode == _CROP
@@ -367,7 +375,8 @@ class Resize(Resizing):
         extrapolation_value: With "tf_crop_and_resize": value of elements whose position is outside of x.
         keep_aspect_ratio_policy: With `sizes`: "stretch" (default) gives exactly these sizes. "not_larger" and
             "not_smaller" use one scale for all axes, such that no size is larger, or smaller, than asked for.
-        mode: "nearest" (default), "linear" or "cubic" (interpolation along each axis).
+        mode: "nearest" (default), "linear" or "cubic" (interpolation along each axis). With integers, "cubic" rounds
+            the results, and "linear" cuts their fraction off, unless `antialias` is set.
         nearest_mode: With "nearest": how a position is rounded: "round_prefer_floor" (default; halves round down),
             "round_prefer_ceil", "floor" or "ceil".
     """
@@ -404,7 +413,7 @@ class Resize(Resizing):
                 y = xp.where(mask, xp.asarray(fill, dtype=y.dtype), y)
         if y.dtype != x.dtype:
             bounds = np.iinfo(x.dtype)
-            y = xp.clip(xp.rint(y) if self.antialias else xp.trunc(y), bounds.min, bounds.max).astype(x.dtype)
+            y = xp.clip(xp.rint(y) if self.rounds else xp.trunc(y), bounds.min, bounds.max).astype(x.dtype)
         return xp.array(y) if y is x else y
 
     def grad(self, node: Node, dy: Any) -> Any:

@@ -33,7 +33,7 @@ def _resize(node: Node, context: KernelContext) -> Kernel | None:
         return native.ResizeNearest(x, maps, fill, dtype.value, context.threads)
     axes = [axis_taps(axis.axis, op.taps(axis), masks[axis.axis]) for axis in plan]
     fill_value = float(op.extrapolation_value)
-    return native.Resample("Resize", x, axes, fill_value, op.antialias, dtype.value, context.threads)
+    return native.Resample("Resize", x, axes, fill_value, op.rounds, dtype.value, context.threads)
 
 
 @kernel("ResizeGrad", DOMAIN)

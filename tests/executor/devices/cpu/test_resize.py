@@ -149,3 +149,14 @@ def test_resizing_every_number_type(mode, dtype):
     else:
         tolerance = {2: 1e-2, 4: 1e-5, 8: 1e-13}[dtype.itemsize]
         np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=tolerance, atol=tolerance)
+
+
+@in_one_item()
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_cubic_resizing_keeps_constant_integers(dtype):
+    """The weights of a position may sum to slightly less than 1."""
+    x = np.full((1, 2, 7, 13), 101, dtype)
+    for coordinates in ("half_pixel", "asymmetric", "align_corners"):
+        got, expected = resized(x, (1, 2, 31, 29), 1, mode="cubic", coordinate_transformation_mode=coordinates)
+        assert (got == 101).all()
+        assert (expected == 101).all()
