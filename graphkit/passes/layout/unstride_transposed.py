@@ -82,7 +82,7 @@ def _as_convolution(node: Node, alone: bool) -> Sequence[Value] | None:
     if any(p < 0 for p in pads):
         return None
     if op.group == 1 and x.dtype is DType.FLOAT32 and min(geometry.end) >= 0:
-        in_order = alone and scatters_over_planes(known, w.shape, op.group, op.strides)
+        in_order = alone and scatters_over_planes(known, w.shape, op.group, op.strides, op.dilations)
         if in_order or scatters(known, w.shape, node.output.tensor.known_shape):
             return None
     made = Conv(group=op.group, dilations=geometry.dilations, pads=pads)
