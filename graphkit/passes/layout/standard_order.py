@@ -49,6 +49,9 @@ _FEW_FILTERS = 8
 _FEW_TAPS = 8
 _SCATTERED_CHANNELS = 32
 _SCATTERED_FILTERS = 32
+# Limit of TransposedPlanes::covers: floats of the products that are kept at once, of at least _MANY_TAPS taps.
+_MOST_KEPT_FLOATS = 1 << 20
+_MANY_TAPS = 56
 
 
 def has_few_channels(w: Sequence[Dim], y: Sequence[Dim], group: int, strides: Sequence[int] | None) -> bool:
@@ -131,7 +134,13 @@ def slides_over_planes(w: Sequence[Dim], y: Sequence[Dim], geometry: Geometry) -
     return 8 * columns >= 7 * math.ceil(columns / _LANES) * _LANES
 
 
-def scatters_over_planes(x: Sequence[Dim], w: Sequence[Dim], group: int, strides: Sequence[int] | None) -> bool:
+def scatters_over_planes(
+    x: Sequence[Dim],
+    w: Sequence[Dim],
+    group: int,
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None = None,
+) -> bool:
     """Return whether the CPU kernel for transposed convolutions in the standard order is the fastest one.
 
     Args:
@@ -139,6 +148,7 @@ def scatters_over_planes(x: Sequence[Dim], w: Sequence[Dim], group: int, strides
         w: Shape of the weights, [C, M / group, *kernel].
         group: Number of groups.
         strides: Strides along the spatial axes; None: all are 1.
+        dilations: Dilations along the spatial axes; None: all are 1.
     """
     known = [d for d in (*x[1:], *w) if isinstance(d, int)]
     if group != 1 or not 3 <= len(x) <= 5 or len(known) < 2 * len(x) - 1 or 0 in known:
@@ -149,6 +159,10 @@ def scatters_over_planes(x: Sequence[Dim], w: Sequence[Dim], group: int, strides
     assert isinstance(columns, int)
     steps = [1] * (len(x) - 2) if strides is None else [*strides]
     if not _LEAST_COLUMNS <= columns <= _MOST_COLUMNS or channels > _CHANNELS_OF_LINES:
+        return False
+    apart = [1] * len(steps) if dilations is None else dilations
+    axes = [*zip(known[1 : len(x) - 1], known[len(x) + 1 :], steps, apart, strict=True)]
+    if _kept_floats(axes) > _MOST_KEPT_FLOATS:
         return False
     few = filters <= _FEW_FILTERS
     if max(steps) == 1:
@@ -168,6 +182,19 @@ def scatters_over_planes(x: Sequence[Dim], w: Sequence[Dim], group: int, strides
     divides = all(isinstance(k, int) and k % step == 0 for k, step in zip(w[2:], steps, strict=True))
     fits = channels <= _PART_OF_BLOCK and filters <= _SCATTERED_FILTERS and (is_part or channels > _SCATTERED_CHANNELS)
     return (single and is_part) or (not divides and fits)
+
+
+def _kept_floats(axes: Sequence[tuple[int, int, int, int]]) -> int:
+    """Return how many products the kernel for transposed convolutions in the standard order keeps at least.
+
+    axes: Size, taps, stride and dilation of each spatial axis.
+    """
+    # The kernel computes axes of size 1 before the others.
+    ordered = sorted(axes, key=lambda axis: axis[:2] != (1, 1))
+    size, taps, stride, dilation = ordered[0]
+    lines = size if len(axes) == 1 else (taps - 1) * dilation // stride + 2
+    line = math.prod(axis[0] for axis in ordered[1:])
+    return lines * line * max(_MANY_TAPS, 2 * math.prod(axis[1] for axis in axes))
 
 
 def keeps_order(node: Node, is_returned: Callable[[Value], bool]) -> bool:
@@ -191,7 +218,7 @@ def keeps_order(node: Node, is_returned: Callable[[Value], bool]) -> bool:
         return False
     x = node.operands[0].tensor
     if transposed:
-        return x.shape is not None and scatters_over_planes(x.shape, filters, op.group, op.strides)
+        return x.shape is not None and scatters_over_planes(x.shape, filters, op.group, op.strides, op.dilations)
     if has_few_channels(filters, y, op.group, op.strides):
         return True
     if op.group == 1 or x.shape is None or not all(map(is_static, filters)):

@@ -48,29 +48,25 @@ def unstride_transposed(graph: Graph) -> Graph:
     time.
 
     Float32 nodes with one group are kept if `scatters` returns True, or if they read an input of the graph, compute one
-    of its outputs, and are fastest in the standard order of axes. The reversed weights depend only on the weights,
-    so an executor computes them once.
+    of its outputs, and are fastest in the standard order of axes. Nodes with positions behind the last window are not
+    kept: no kernel computes them as transposed convolutions. The reversed weights depend only on the weights, so an
+    executor computes them once.
     """
     returned = frozenset(graph.outputs)
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        if not is_op(node, "ConvTranspose") or (node.output in returned and _scatters_alone(node)):
+        if not is_op(node, "ConvTranspose"):
             return None
-        return _as_convolution(node)
+        return _as_convolution(node, node.output in returned and node.operands[0].node is None)
 
     return fuse(graph, rule, at=["ConvTranspose"])
 
 
-def _scatters_alone(node: Node) -> bool:
-    """Return whether the kernel in the standard order is fastest for a node that reads an input of the graph."""
-    x, w = node.operands[:2]
-    op = operator(node, ConvTranspose)
-    if x.node is not None or x.shape is None or w.shape is None or x.dtype is not DType.FLOAT32:
-        return False
-    return op.output_shape is None and scatters_over_planes(x.shape, w.shape, op.group, op.strides)
+def _as_convolution(node: Node, alone: bool) -> Sequence[Value] | None:
+    """Return the outputs of an equal Conv; None to keep the node.
 
-
-def _as_convolution(node: Node) -> Sequence[Value] | None:
+    alone: Whether the node reads an input of the graph and computes one of its outputs.
+    """
     op = operator(node, ConvTranspose)
     x, w, *bias = node.inputs
     assert x is not None
@@ -79,14 +75,16 @@ def _as_convolution(node: Node) -> Sequence[Value] | None:
         return None
     if op.output_shape is not None or op.checked_auto_pad() != "NOTSET" or set(op.strides or (1,)) != {1}:
         return None
-    geometry = op.geometry(x.tensor.known_shape, w.shape)
+    known = x.tensor.known_shape
+    geometry = op.geometry(known, w.shape)
     reach = [d * (k - 1) for d, k in zip(geometry.dilations, w.shape[2:], strict=True)]
     pads = [r - p for side in (geometry.begin, geometry.end) for r, p in zip(reach, side, strict=True)]
     if any(p < 0 for p in pads):
         return None
-    ours = op.group == 1 and x.dtype is DType.FLOAT32
-    if ours and scatters(x.tensor.known_shape, w.shape, node.output.tensor.known_shape):
-        return None
+    if op.group == 1 and x.dtype is DType.FLOAT32 and min(geometry.end) >= 0:
+        in_order = alone and scatters_over_planes(known, w.shape, op.group, op.strides, op.dilations)
+        if in_order or scatters(known, w.shape, node.output.tensor.known_shape):
+            return None
     made = Conv(group=op.group, dilations=geometry.dilations, pads=pads)
     operands = [x, _reversed(w, op.group), *bias]
     names = [v.name for v in node.outputs]

@@ -78,6 +78,8 @@ def test_others_stay(attrs: dict[str, Any]) -> None:
         (("N", 20, 8, 8), (20, 8, 5, 5), {}, False),  # for kernels of few filters
         (("N", 20, 8, 8), (20, 10, 5, 5), {"group": 2}, False),
         (("N", 20, 3, 3, 3), (20, 10, 5, 5, 5), {}, False),
+        (("N", 20, 8, 8), (20, 10, 5, 5), {"dilations": (2, 2)}, True),
+        (("N", 20, 8, 8), (20, 10, 5, 5), {"dilations": (2, 2), "output_padding": (0, 1)}, False),  # has no kernel
     ],
 )
 def test_where_products_are_fewer_it_stays(shape: Any, weights: Any, attrs: dict[str, Any], kept: bool) -> None:
@@ -93,6 +95,14 @@ def test_few_filters_between_input_and_output_stay(reads_input: bool, returned: 
     graph = Graph([x, w], [y if returned else F.tanh(y)])
     kept = "ConvTranspose" in [node.op.name for node in unstride_transposed(graph).nodes]
     assert kept is (reads_input and returned)
+
+
+@in_one_item()
+@pytest.mark.parametrize(("pads", "kept"), [((0, 0, 1, 1), True), ((1, 1, 0, 1), False)])
+def test_few_filters_with_positions_behind_all_windows_do_not_stay(pads: tuple[int, ...], kept: bool) -> None:
+    x, w = Value(TensorType("float32", (1, 16, 9, 30)), "x"), Value(TensorType("float32", (16, 3, 3, 3)), "w")
+    graph = Graph([x, w], [F.conv_transpose(x, w, dilations=(2, 2), output_padding=(1, 1), pads=pads)])
+    assert ("ConvTranspose" in [node.op.name for node in unstride_transposed(graph).nodes]) is kept
 
 
 @in_one_item()

@@ -271,7 +271,7 @@ def _standard_kernel(
     x, w, y: Shapes of data, weights and result.
     """
     if transposed:
-        scatters = scatters_over_planes(x, w, geometry.group, geometry.strides)
+        scatters = scatters_over_planes(x, w, geometry.group, geometry.strides, geometry.dilations)
         return native.StandardConvolution.scattered if scatters else native.StandardConvolution.library
     if all(map(is_static, w)) and slides_over_planes(w, y, geometry):
         return native.StandardConvolution.planes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.ops.nn.conv import ConvTranspose
 from graphkit.ops.xp import numpy_xp
+from graphkit.passes.layout.standard_order import scatters_over_planes
 
 if not native.has_onednn():  # whose classes the examples below are made of
     pytest.skip("built without oneDNN", allow_module_level=True)
@@ -162,6 +164,35 @@ def test_networks_use_it_where_nothing_else_reads_the_result(constant, strides):
         assert [step.partition(":")[0] == "scattered" for step in steps] == [name == "scattered"]
         expected = e.biased() if name == "scattered" else e.biased().mean((2, 3), keepdims=True)
         np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+# Beside each limit of the products that are kept: lines too long, or too many of them.
+@in_one_item()
+@pytest.mark.parametrize(
+    ("x", "w", "attributes", "kept"),
+    [
+        ((1, 4, 2, 9362), (4, 2, 2, 2), dict(strides=(2, 2)), True),
+        ((1, 4, 2, 9363), (4, 2, 2, 2), dict(strides=(2, 2)), False),
+        ((1, 1, 2, 80, 78), (1, 1, 3, 1, 2), dict(strides=(2, 2, 2)), True),
+        ((1, 1, 2, 80, 79), (1, 1, 3, 1, 2), dict(strides=(2, 2, 2)), False),
+        ((1, 1, 2, 80, 78), (1, 1, 3, 1, 2), dict(strides=(2, 2, 2), dilations=(2, 1, 1)), False),
+        ((1, 1, 120, 1, 79), (1, 1, 2, 1, 2), dict(strides=(2, 1, 2)), False),
+        ((1, 1, 118, 1, 79), (1, 1, 2, 1, 2), dict(strides=(2, 1, 2)), True),
+        ((1, 4, 8192), (4, 4, 64), dict(strides=(4,)), True),
+        ((1, 4, 8193), (4, 4, 64), dict(strides=(4,)), False),
+    ],
+    ids=str,
+)
+def test_the_choice_of_the_kernel_agrees_with_its_limits(x, w, attributes, kept):
+    op = ConvTranspose(**attributes)
+    g = op.geometry(x, w)
+    y = (1, w[1], *op.output_sizes(x, w))
+    axes = sorted(range(len(g.strides)), key=lambda axis: not x[2 + axis] == w[2 + axis] == y[2 + axis] == 1)
+    window = native.Window(*([side[axis] for axis in axes] for side in g[:4]), 1)
+    shapes = [(*shape[:2], *(shape[2 + axis] for axis in axes)) for shape in (x, w, y)]
+    with contextlib.nullcontext() if kept else pytest.raises(native.Unsupported):
+        native.TransposedPlanes(*shapes, window)
+    assert scatters_over_planes(x, w, 1, g.strides, g.dilations) == kept
 
 
 def test_what_is_refused():
