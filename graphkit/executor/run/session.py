@@ -337,12 +337,15 @@ class Executor:
         deadline = limits.only_deadline()
         if deadline is None:
             return None
+        has_run = True  # also if it fails
         try:
             results = runs.run(feeds, deadline)
+            has_run = isinstance(results, dict)
         except native_module().Error as error:
             raise failure_of(error) from error
-        if runs.advances_rng and isinstance(results, dict):
-            self.advance()
+        finally:
+            if runs.advances_rng and has_run:
+                self.advance()
         return results
 
     def _find_program(
