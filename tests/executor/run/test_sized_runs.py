@@ -189,6 +189,18 @@ def test_failed_runs_and_fed_states_advance_the_generator_as_before(monkeypatch:
     assert found == states()
 
 
+def test_contradictory_batches_do_not_advance_the_generator() -> None:
+    x, w = gk.input("x", ["N", 4]), gk.input("w", ["N", 4])
+    net = gk.Model({"y": gk.nn.linear(gk.nn.dropout(F.add(x, w), 0.5), 4)})
+    executor = net.compile(threads=1, seed=1)
+    for n in (2, 3, 4):
+        executor.run({"x": np.ones((n, 4), np.float32), "w": np.ones((n, 4), np.float32)})
+    before = executor.rng
+    with pytest.raises(InputError, match="dimension N is 6 in input 'x' and 5 in input 'w'"):
+        executor.run({"x": np.ones((6, 4), np.float32), "w": np.ones((5, 4), np.float32)})
+    assert executor.rng == before == (1, 3)
+
+
 def test_new_sizes_from_many_threads() -> None:
     executor, alone = ready(network()), ready(network())
     alone.params.update({name: executor.params[name] for name in executor.params})
