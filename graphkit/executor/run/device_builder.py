@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from graphkit import debug
-from graphkit.errors import TypeMismatch
+from graphkit.errors import GraphkitError, TypeMismatch
 from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
@@ -94,7 +94,10 @@ class DeviceBuilder:
             batch = _batch_of(key, selection, settings, batches)
             if batch is None:
                 return True
-            whole, part = batch.part(selection.shapes(key._replace(shapes=tuple(shapes))))
+            try:
+                whole, part = batch.part(selection.shapes(key._replace(shapes=tuple(shapes))))
+            except GraphkitError:
+                return False  # `build` raises it again
             return part >= whole
 
         return is_whole

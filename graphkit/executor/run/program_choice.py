@@ -188,17 +188,28 @@ def program_cache(
     return divided_cache(device, settings, pools, precision, inputs)
 
 
-def run_natively(runs: NativeRuns, feeds: Mapping[str, Any]) -> dict[str, Any] | bool | None:
-    """Run natively, see `SizedRuns.run`. Returns None if this is not possible."""
+def run_natively(
+    runs: NativeRuns, feeds: Mapping[str, Any], advance: Callable[[], None]
+) -> dict[str, Any] | bool | None:
+    """Run natively, see `SizedRuns.run`. Returns None if this is not possible.
+
+    advance: Advances the random generator.
+    """
     if type(feeds) is not dict or base_program.recorder is not None:
         return None
     deadline = limits.only_deadline()
     if deadline is None:
         return None
+    has_run = True  # also if it fails
     try:
-        return runs.run(feeds, deadline)
+        results = runs.run(feeds, deadline)
+        has_run = isinstance(results, dict)
     except native_module().Error as error:
         raise failure_of(error) from error
+    finally:
+        if runs.advances_rng and has_run:
+            advance()
+    return results
 
 
 def _builder_of(program: Executable) -> SizedBuilder | None:

@@ -284,10 +284,8 @@ class Executor:
         if outputs is None and out is None and (last := self._choice.last_run) is not None:
             is_frequent = False
             if (runs := last.sized_runs) is not None:
-                sized = run_natively(runs, feeds)
+                sized = run_natively(runs, feeds, self.advance)
                 if isinstance(sized, dict):
-                    if runs.advances_rng:
-                        self.advance()
                     return sized
                 is_frequent = sized is True
             found = self._choice.find_program(last, feeds, is_frequent)

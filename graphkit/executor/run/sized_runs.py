@@ -115,7 +115,8 @@ class SizedRuns:
             host=host,
         )
         self.run = self._native.run
-        self.advances_rng = bool(last.selection.generators)
+        fed = {position for _, position, *_ in last.specs}
+        self.advances_rng = any(position not in fed for position in last.selection.generators)
 
     def __len__(self) -> int:
         return len(self._native)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory
+from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory, RuntimeFailure
 from graphkit.executor.run.program_choice import ProgramChoice
 from graphkit.executor.run.session import Executor
 from graphkit.executor.run.sized_runs import Host
@@ -169,6 +169,37 @@ def test_runs_advance_a_generator_that_no_node_reads() -> None:
         for each in (executor, stepwise):
             each.run({"x": np.zeros((1, length), np.int64)})
         assert executor.rng == stepwise.rng
+
+
+def test_failed_runs_and_fed_states_advance_the_generator_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = gk.models.build("transformer_lm", vocab=20, width=8, heads=2, layers=1, length=64)
+
+    def states() -> list[tuple[int, int]]:
+        executor, found = net.compile(threads=1, seed=3), []
+        for extra in ({}, {"rng": np.zeros(2, np.uint64)}):
+            for length, token in ((4, 0), (5, 0), (6, 0), (7, 99), (6, 99), (6, 0)):
+                try:
+                    executor.run({"x": np.full((1, length), token), **extra})
+                except RuntimeFailure:
+                    assert token == 99
+                found.append(executor.rng)
+        return found
+
+    found = states()
+    monkeypatch.setattr(Executor, "_run_sized", lambda *_: None)
+    assert found == states()
+
+
+def test_contradictory_batches_do_not_advance_the_generator() -> None:
+    x, w = gk.input("x", ["N", 4]), gk.input("w", ["N", 4])
+    net = gk.Model({"y": gk.nn.linear(gk.nn.dropout(F.add(x, w), 0.5), 4)})
+    executor = net.compile(threads=1, seed=1)
+    for n in (2, 3, 4):
+        executor.run({"x": np.ones((n, 4), np.float32), "w": np.ones((n, 4), np.float32)})
+    before = executor.rng
+    with pytest.raises(InputError, match="dimension N is 6 in input 'x' and 5 in input 'w'"):
+        executor.run({"x": np.ones((6, 4), np.float32), "w": np.ones((5, 4), np.float32)})
+    assert executor.rng == before == (1, 3)
 
 
 def test_new_sizes_from_many_threads() -> None:
