@@ -12,6 +12,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory, RuntimeFailure
+from graphkit.executor.run import session
 from graphkit.executor.run.program_choice import ProgramChoice
 from graphkit.executor.run.session import Executor
 from graphkit.executor.run.sized_runs import Host
@@ -186,7 +187,7 @@ def test_failed_runs_and_fed_states_advance_the_generator_as_before(monkeypatch:
         return found
 
     found = states()
-    monkeypatch.setattr(Executor, "_run_sized", lambda *_: None)
+    monkeypatch.setattr(session, "run_natively", lambda *_: None)
     assert found == states()
 
 
