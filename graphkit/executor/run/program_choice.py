@@ -113,7 +113,12 @@ class ProgramChoice:
             return None
         arrays, has_same_shapes = found
         if has_same_shapes and not is_frequent:
-            return None if last.program.needs_recompiling else (last.program, arrays)
+            if last.program.needs_recompiling:
+                return None
+            if last.sized_runs is not None:
+                last.sized_runs.take_latest()
+            self._latest_chosen = last.program
+            return last.program, arrays
         key = last.selection.key(arrays, feeds)
         program = self.specialise(last.selection, key)
         if is_frequent and (builder := _builder_of(program)) is not None:

@@ -221,3 +221,19 @@ def test_the_latest_program_is_that_of_a_native_run() -> None:
     executor = ready(network())
     sizes = [executor.run(fed(length)) and executor.plan.result_bytes for length in (5, 50, 5, 3)]
     assert sizes[3] < sizes[0] == sizes[2] < sizes[1]
+
+
+def test_the_latest_program_is_that_of_a_python_run_after_native_runs() -> None:
+    x, scale = gk.input("x", ["N", 4]), gk.input("scale", [])
+    executor = gk.Model({"y": F.mul(F.exp(x), scale)}).compile(threads=1)
+
+    def result_bytes(length: int, factor: np.float32 | np.ndarray) -> int:
+        executor.run({"x": np.ones((length, 4), np.float32), "scale": factor})
+        return executor.plan.result_bytes
+
+    array = np.array(2, np.float32)
+    for length in (3, 4, 5):
+        result_bytes(length, array)
+    native = result_bytes(50, array)
+    # Native runs do not accept numpy scalars. The latest run in Python had 4 rows.
+    assert result_bytes(4, np.float32(2)) < native
