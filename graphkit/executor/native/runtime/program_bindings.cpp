@@ -498,10 +498,9 @@ void check_signals() {
     }
 }
 
-GRAPHKIT_BINDINGS(program, "data_dependent_call") {
-    follow_main_thread();
-    nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
-    nb::exception<LimitReached>(m, "LimitReached", m.attr("Error"));
+namespace {
+
+void bind_builder(nb::module_& m) {
     nb::class_<Builder>(m, "Builder",
                         "Adds steps to a program. An operand is (external memory, offset): -1 is the "
                         "arena, -2 an operand that is absent.")
@@ -528,7 +527,15 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
              "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "states"_a,
              "dynamic_states"_a, "slices"_a, "stacks"_a, "empty"_a.none(),
              "Add a Loop or Scan. Return the builder of its body.");
+}
 
+}  // namespace
+
+GRAPHKIT_BINDINGS(program, "data_dependent_call") {
+    follow_main_thread();
+    nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
+    nb::exception<LimitReached>(m, "LimitReached", m.attr("Error"));
+    bind_builder(m);
     nb::class_<BoundProgram>(m, "Program", "Prepared steps, and the locations of their operands.")
         .def(nb::init<int, std::size_t, int>(), "threads"_a, "arena_bytes"_a, "externals"_a)
         .def_prop_ro(
