@@ -252,8 +252,8 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(example):
 
 @pytest.mark.long
 def test_a_detector_finds_rectangles(example):
-    out = example("detector", "--count", 200, "--test", 24, "--epochs", 6)
-    losses = [loss for epoch in range(1, 7) for loss in found(rf"epoch {epoch}: loss (\S+)", out)]
+    out = example("detector", "--count", 200, "--test", 24, "--epochs", 9)
+    losses = [loss for epoch in range(1, 10) for loss in found(rf"epoch {epoch}: loss (\S+)", out)]
     assert losses[-1] < 0.6 * losses[0]
     kinds = [found(rf"(\S+)  average precision of {kind}", out)[0] for kind in ("filled", "frame", "striped")]
     (mean,) = found(r"(\S+)  mean average precision at an overlap of 0.5", out)
