@@ -164,6 +164,7 @@ def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
 
 
 def weight_input(graph: Graph, targets: Iterable[str]) -> str:
+    """Return the name of the input that `attach` adds for sample weights."""
     return Names([*graph.input_names, *target_inputs(graph, targets).values()]).take(SAMPLE_WEIGHT)
 
 
@@ -307,10 +308,12 @@ def _classes_last(loss: Loss, output: Value) -> Value:
 
 
 def target_of(output: str) -> str:
+    """Return the name of the target of one of several outputs."""
     return f"target_{output}"
 
 
 def described(loss: AnyLoss) -> str:
+    """Return a loss as text, for messages and logs."""
     if isinstance(loss, Mapping):
         return ", ".join(f"{output}={described(each)}" for output, each in loss.items())
     return str(loss) if isinstance(loss, (str, Loss)) else getattr(loss, "__name__", "function")

@@ -461,10 +461,12 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
 
 
 def get_all(specs: Sequence[Any], probabilities: bool = False) -> list[Metric]:
+    """Return the result of `get` for each name or metric in `specs`."""
     return [get(s, probabilities) for s in specs]
 
 
 def as_list(specs: Any) -> Sequence[Any]:
+    """Return the argument `metrics=` as a sequence; a single metric becomes a sequence of one."""
     if isinstance(specs, str) or hasattr(specs, "update") or callable(specs):
         return [specs]
     check_argument("metrics", "metrics", "Sequence | None", specs)

@@ -144,6 +144,7 @@ class Loss:
 
     @property
     def class_axis(self) -> int:
+        """The axis of the output that counts the classes."""
         return int(self.options.get("axis", -1))
 
     def largest_target(self, output: TensorType) -> int | None:
@@ -155,6 +156,7 @@ class Loss:
         return 1 if self.probabilities else None
 
     def describe_target(self, output: TensorType) -> str:
+        """Describe in words which targets an output needs."""
         kind = self.target_type(output)
         if self.needs:
             return f"{self.needs}, {kind}"

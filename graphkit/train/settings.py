@@ -123,6 +123,7 @@ class Regularisation:
 
     @property
     def mixes(self) -> dict[str, float]:
+        """The values of `mixup` and `cutmix` that are set, by name."""
         given = {"mixup": self.mixup, "cutmix": self.cutmix}
         return {name: alpha for name, alpha in given.items() if alpha is not None}
 

@@ -56,6 +56,7 @@ class Lora:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def to_text(self) -> str:
+        """Return the settings as a JSON object, for metadata."""
         return json.dumps(asdict(self))
 
     @classmethod
