@@ -93,6 +93,7 @@ def shown(value: Any) -> str:
 
 
 def _sorted(options: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    # Ranks may build equal mappings in different orders.
     return sorted(options.items(), key=lambda item: str(item[0]))
 
 

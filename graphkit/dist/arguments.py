@@ -154,7 +154,7 @@ class DeferredArray(Protocol):
 
 
 def is_array(value: Any) -> TypeIs[NDArray]:
-    if not hasattr(value, "wait_to_write"):
+    if not hasattr(value, "wait_to_write"):  # without an import of gk.nd
         return False
     from graphkit.nd.ndarray import NDArray
 

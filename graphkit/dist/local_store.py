@@ -39,6 +39,7 @@ class LocalKVStore(KVStore):
         self._arrays: dict[Key, NDArray] = {}
         # Held during changes of values and calls of the updater, except for updates on threads of the engine.
         self._lock = threading.RLock()
+        # Makes updates on threads of the engine run one after the other.
         self._order: Memory | None = None
         _stores.add(self)
 
@@ -141,6 +142,7 @@ class LocalKVStore(KVStore):
             from graphkit.dist import nd_values
 
             with self._lock:
+                # Another thread may have made it.
                 found = self._arrays.get(key)
                 if found is None:
                     found = self._arrays[key] = nd_values.own(self._stored(key))

@@ -223,7 +223,7 @@ class KVStore:
             self._stored(k)
         for k in keys:
             for pending in tuple(self._pushed.get(k, ())):
-                if not pending.reported:
+                if not pending.reported:  # each error is raised once, here or in `Transport.meet`
                     pending.wait()
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:

@@ -85,6 +85,7 @@ def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
     facts = {"samples": length_of(train), "checksum of labels": None}
     if labels is not None:
         compared = _COMPARED_LABELS // max(math.prod(labels.shape[1:]), 1)
+        # Ranks may store the same labels in different integer types.
         facts["checksum of labels"] = checksum(labels[: max(compared, 1)].astype(np.int64, copy=False))
     return facts
 

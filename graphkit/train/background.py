@@ -63,6 +63,7 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
+        # Whether a worker may compute metrics. If not, a wait would give the GIL to the thread that loads batches.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

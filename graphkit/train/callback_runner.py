@@ -49,6 +49,7 @@ class CallbackRunner:
         if self._store is not None:
             mine = np.array([self.stops_at_steps, self.any_rank_has_callbacks], np.int64)
             at_steps, callbacks_of_ranks = self._store.pushpull("callbacks", mine)
+            # Workers with parameter servers take steps independently: they cannot decide together after a step.
             self.stops_at_steps = bool(at_steps) and not self._store.is_remote
             self.any_rank_has_callbacks = bool(callbacks_of_ranks)
 

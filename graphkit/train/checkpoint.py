@@ -68,7 +68,8 @@ def exists(folder: str | Path) -> bool:
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. The previous one stays valid until the new one is complete.
 
-    Raises RuntimeFailure if a file cannot be written or removed. Raises UsageError if a note is not JSON.
+    Raises RuntimeFailure if a file cannot be written or removed. The folder then contains the complete previous
+    checkpoint, if there was one, or the complete new one. Raises UsageError if a note is not JSON.
     """
     folder = Path(folder)
     _check_notes(checkpoint.notes)

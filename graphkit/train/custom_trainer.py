@@ -94,6 +94,7 @@ class CustomTrainer:
             feeds: Arrays by input name. If `feeds` contains no value for a learning rate, the schedule of its optimizer
                 computes it from the number of steps so far.
         """
+        # Reading the count may wait for a device: only a schedule needs it.
         done = self.steps if self._has_schedules else 0
         rates = {name: np.float32(optimizer.rate(done)) for name, optimizer in self._rates.items()}
         given, rng = rates | dict(feeds), self._executor.rng

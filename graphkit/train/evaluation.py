@@ -32,6 +32,7 @@ class Evaluation:
 
     @staticmethod
     def has_loss(trainer: BaseTrainer) -> bool:
+        """Whether the loss can be a metric. It cannot if the model is divided among ranks."""
         return not trainer._exchange.divides_model
 
     def scores(

@@ -414,6 +414,7 @@ class Fit:
         return {m.name: dict(m.state()) for m in self._measured if hasattr(m, "state")}
 
     def _keep_metrics(self) -> None:
+        """Copy the states of the metrics for a checkpoint, before `merged_values` adds those of other ranks."""
         states = self.metric_states()
         self.trainer.position.metrics = {
             metric: {name: np.array(array) for name, array in state.items()} for metric, state in states.items()
@@ -455,7 +456,10 @@ class Fit:
             self._terminate(termination)
 
     def _end_if_terminated(self) -> None:
-        """While gradients are accumulated, do nothing: a checkpoint would store those of one rank only."""
+        """End all ranks after a SIGTERM to any of them. They decide alike.
+
+        While gradients are accumulated, do nothing: a checkpoint would store those of one rank only.
+        """
         if self._termination is not None and self._termination.is_due and not self.trainer._stepper.accumulated:
             self._save()
             self._terminate(self._termination)

@@ -98,6 +98,7 @@ class _WeightValues:
         if value not in self._known:
             nodes = list(topological([value]))
             leaves = [value, *(v for n in nodes for v in n.operands)]
+            # Before `bind_rng`, random operators have no operand with random state.
             fixed = all(not getattr(n.op, "random", False) for n in nodes)
             self._known[value] = fixed and all(v.role in ("parameter", "state") for v in leaves if v.node is None)
         return self._known[value]

@@ -28,7 +28,7 @@ class Inputs:
                 )
 
     def check_shapes(self, data: Dataset) -> None:
-        if type(data) is not Dataset:
+        if type(data) is not Dataset:  # other data sets may change the shapes in batches
             return
         for name, (label, array) in zip(data.given_names or self.names[:1], data.arrays.items(), strict=False):
             kind = self.types.get(name)

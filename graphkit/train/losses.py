@@ -281,6 +281,7 @@ def _of_outputs(
     def build(*values: Value, sample_weight: Value | None = None) -> Term:
         terms, first, given = [], None, dict(zip(types, values, strict=True))
         for name, loss in losses.items():
+            # A loss without target does not read this operand.
             target = given[loss.target or target_of(name)] if loss.has_target else outputs[name]
             found = loss.term(
                 graph, logits_of(_classes_last(loss, outputs[name]), loss.of_logits), target, sample_weight

@@ -118,6 +118,7 @@ def _samples(graph: Graph) -> Value:
 def _loss(head: Head, output: TensorType) -> HeadLoss:
     attributes, kind = Attributes(head.attributes), _kind(head)
     if kind == "SoftmaxOutput":
+        # Raises an error if `ignore_label` is not an integer.
         _ignored(attributes)
     shape = _label_shape(head, attributes, kind, output)
     by_class = kind in ("SoftmaxOutput", "SVMOutput") and not _are_probabilities(head, output)

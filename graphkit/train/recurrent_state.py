@@ -72,6 +72,7 @@ class RecurrentState:
         return dict(zip(self._given, arrays, strict=True))
 
     def feeds(self, inputs: Any) -> dict[str, Any]:
+        """Return the inputs of a batch by name, with the carried states."""
         known = self.named(inputs)
         return known | {name: self._state(name, known) for name in self.names if name not in known}
 

@@ -140,6 +140,7 @@ class RunFolder:
                         opened.pop_all()
                         break
                     if locked:
+                        # Its last owner has just removed the file.
                         continue
                     if time.monotonic() >= deadline:
                         owner = _describe_holder(os.read(descriptor, 4096))
@@ -182,6 +183,7 @@ class RunFolder:
 
     def _files_of_another_run(self, run: str | None) -> list[str]:
         files = [name for name in (checkpoint.MANIFEST, MODEL) if (self.path / name).exists()]
+        # A checkpoint that cannot be read counts as one of another run.
         with contextlib.suppress(InvalidModel):
             if checkpoint.MANIFEST in files and checkpoint.run_of(self.path) == run:
                 return []

@@ -62,6 +62,7 @@ def epoch_states(trainer: BaseTrainer) -> list[dict[str, np.ndarray]]:
 
 
 def write(trainer: BaseTrainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered) -> None:
+    """Write model and checkpoint into a folder that this process has locked. parts: `epoch_states` by rank."""
     with model_then_checkpoint(folder) as before:
         with _inference_model(trainer) as net:
             net.save(folder / MODEL, before=before)

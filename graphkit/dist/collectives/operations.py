@@ -71,6 +71,7 @@ class Collectives:
     # --- compression ------------------------------------------------------------------------------
 
     def compress(self, compression: Compression) -> None:
+        """Collective: compress float32 arrays from now on."""
         self.compressed = CompressedSums(compression, self.communicator)
 
     @property

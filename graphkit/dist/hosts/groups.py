@@ -76,7 +76,7 @@ class MpiGroup:
         source = np.ascontiguousarray(array)
         self._count(source.nbytes)
         result = np.empty((self.size, *source.shape), source.dtype)
-        mine, all_ = as_bytes(source), as_bytes(result)
+        mine, all_ = as_bytes(source), as_bytes(result)  # MPI lacks types for some dtypes
         self._complete(self._processes.Iallgather(mine, all_), mine, all_)
         return result
 

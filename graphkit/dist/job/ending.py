@@ -81,7 +81,7 @@ def end() -> None:
     """
     global _running
     communicator, _running = _running, None
-    if communicator is None or communicator.process != os.getpid():
+    if communicator is None or communicator.process != os.getpid():  # a forked child does not belong to the job
         return
     try:
         if _failure is not None:

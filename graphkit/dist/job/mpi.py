@@ -197,6 +197,7 @@ class MpiCommunicator:
         return self.hosts.start_allreduce(source, result, source is result), result
 
     def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
+        """Call MPI's own Allreduce, for comparisons. The arrays must be contiguous and of one type."""
         self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
@@ -212,7 +213,7 @@ class MpiCommunicator:
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
-        self.hosts.broadcast(as_bytes(result), root)
+        self.hosts.broadcast(as_bytes(result), root)  # as bytes: MPI lacks types for some dtypes
         return result
 
     # --- messages --------------------------------------------------------------------------------

@@ -244,6 +244,7 @@ def _end_with_command(pipe: int, path: str) -> NoReturn:
 
 def _remove(path: str) -> None:
     """Remove the pipe and its folder: the command, which has ended, cannot."""
+    # Another rank may have removed it.
     with contextlib.suppress(OSError):
         os.unlink(path)
     with contextlib.suppress(OSError):

@@ -50,6 +50,7 @@ class ServerClient:
         self.lock = threading.RLock()
         self._connection = connection
         self._sharding = Sharding(connection.servers)
+        # For each server: the numbers of keys that it knows, because a message contained both number and key.
         self._introduced: list[set[int]] = [set() for _ in range(connection.servers)]
 
     @property

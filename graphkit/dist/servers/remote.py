@@ -96,6 +96,7 @@ class RemoteStore(KVStore):
         self._place("init", dict(pairs))
 
     def put(self, values: Mapping[Any, np.ndarray]) -> None:
+        """Collective: replace stored values by those of rank 0."""
         self._place("put", values)
 
     def _place(self, call: str, values: Mapping[Any, np.ndarray]) -> None:
@@ -196,7 +197,7 @@ class RemoteStore(KVStore):
         self, call: str, keys: Sequence[Key], messages: Mapping[int, Message]
     ) -> dict[int, tuple[Any, list[np.ndarray]]]:
         """Ask servers, which answer once the slowest worker is within the bound."""
-        clock: dict[str, Any] = {"clock": max(0, self.transport.steps - 1)}
+        clock: dict[str, Any] = {"clock": max(0, self.transport.steps - 1)}  # the current step is not finished
         with self._client.lock:
             if self._bound is not None:
                 # Servers without a request need the clock, too: they would otherwise delay faster workers.

@@ -28,6 +28,7 @@ _FAILURE_WAIT = 1.0
 
 
 def _connected(communicator: MpiCommunicator) -> Mesh:
+    """Return the connections of this process. Every process of the job, also a server, must call it."""
     workers = communicator.processes - communicator.servers
     servers = range(workers, communicator.processes)
     seconds = max(communicator.timeout, LEAST_TIMEOUT)

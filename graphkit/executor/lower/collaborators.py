@@ -54,7 +54,9 @@ class DeviceSums(Protocol):
         """
         ...
 
-    def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None: ...
+    def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None:
+        """Launch the all-reduce of each array, in place."""
+        ...
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
         """Launch a reduce-scatter of the vector that the arrays form, in place. This process gets its own slice."""
@@ -121,7 +123,9 @@ class Collectives(Protocol):
 class Channels(Protocol):
     """Sender and receiver use the same tags `number` in the same order."""
 
-    def send(self, to: int, number: int, key: str, array: np.ndarray) -> None: ...
+    def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
+        """Send a copy of an array to the rank `to`. key: its name in error messages."""
+        ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:
         """Return the array that the rank `source` sends. ndim: its number of axes.
@@ -132,10 +136,17 @@ class Channels(Protocol):
 
 
 class GroupCall(Protocol):
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None: ...
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Compute, and write the results to `outputs` (None: not used)."""
+        ...
 
     def results(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]: ...
 
 
 class GroupCalls(Protocol):
-    def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> GroupCall: ...
+    def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> GroupCall:
+        """Compile a BackendGroup for the types of its operands, or return an earlier call of the same types.
+
+        constants: The operands that are parameters or constants, by position.
+        """
+        ...

@@ -183,7 +183,7 @@ def lower_graph(
         needs,
         inplace=settings.inplace,
         share=settings.share,
-        group_updates=not settings.native,
+        group_updates=not settings.native,  # devices launch adjacent updates together
         order=None if order is None else [place[node] for node in order],
     )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)

@@ -203,6 +203,7 @@ class AdapterSet:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
+    # `AdapterSet.feeds` returns these arrays to the user.
     array.flags.writeable = False
     return array
 

@@ -57,7 +57,9 @@ class Inference(Protocol):
     def session(self) -> AbstractContextManager[None]:
         """Context around the runs of an evaluation. Collective if the model is divided among ranks."""
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]: ...
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name; if ranks divide the model, only those that this rank computes."""
+        ...
 
 
 class Exchange(Protocol):

@@ -21,6 +21,7 @@ def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, n
     sizes = store.pushpull("gathered bytes", sizes)
     found = []
     for rank, size in enumerate(sizes):
+        # In a broadcast, every rank passes an array of the same size.
         part = mine if rank == store.rank else np.zeros(size, np.uint8)
         found.append(unpack_named(store.broadcast("gathered", part, root=rank)))
     return found

@@ -134,6 +134,7 @@ class Pipeline(DividedModel):
                 self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
 
     def release_copies(self, partition: Partition) -> None:
+        """Release copies of parameters and states, which are invalid after their owners have updated the originals."""
         for value, stages in partition.copies.items():
             if self.index in stages:
                 name = partition.graph.name_of(value)

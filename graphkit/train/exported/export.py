@@ -204,7 +204,7 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
         loss_scale.NAME: loss_scale.start(),
     }
     if spec.graph.outputs[0].dtype is DType.FLOAT16:
-        own[loss_scale.NAME][0] = _HALF_SCALE
+        own[loss_scale.NAME][0] = _HALF_SCALE  # the product of loss and scale must be below 65504
     found = {}
     for value in state_values(graph):
         name = graph.name_of(value)

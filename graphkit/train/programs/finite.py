@@ -73,6 +73,7 @@ def origin(
         else:
             arrays.append(convert(name, value.type, feeds[name]) if name in feeds else store[name])
     wanted = list(program.outputs[:outputs])
+    # A guard may check a loss that is not an output.
     if outputs is None:
         guards = [node.inputs[1] for node in program.nodes if node.op.name == "FiniteGuard"]
         wanted += dict.fromkeys(guard for guard in guards if guard is not None)
