@@ -6,10 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from combinations import default_at
 from jobs import FAILED, STEPS, TRAINER, finish, start, statuses
+
+from graphkit.dist.job import ending
+from graphkit.errors import InputError
 
 
 def run(processes, code, before=STEPS):
@@ -139,6 +143,31 @@ def test_a_process_that_fails_ends_the_job(failure, status, message):
     found, _, errors = run(2, f"steps(2)\nif kv.rank == 1:\n    {failure}\nsteps(1)")
     assert message in errors
     assert found in statuses(status)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("bad"), 2),
+        (ZeroDivisionError("no"), 5),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(143), 143),
+        (SystemExit("text"), 1),
+    ],
+    ids=repr,
+)
+def test_abort_has_the_exit_code_of_the_error(monkeypatch, error, code):
+    """The status of a job may be that of a signal instead, see `statuses`."""
+    codes = []
+    rank = types.SimpleNamespace(
+        processes=2, job_rank=1, disagreement=None, report_failure=lambda: None, abort=codes.append
+    )
+    monkeypatch.setattr(ending, "_running", rank)
+    # An abort ends the process. Here, it returns, and the context then ends the job as after a success.
+    monkeypatch.setattr(ending, "end", lambda: None)
+    with ending.abort_on_error():
+        raise error
+    assert codes == [code]
 
 
 @pytest.mark.full
