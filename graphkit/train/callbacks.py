@@ -80,7 +80,7 @@ class Callback:
         """
 
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """Called when `fit` ends, also after an error, if `on_fit_begin` was called.
+        """Called when `fit` ends, also after an error or interrupt, if `on_fit_begin` was called.
 
         The last checkpoint is already written.
 

@@ -181,7 +181,9 @@ class BoundLoss:
     """A loss for the outputs of one graph.
 
     Attributes:
-        build: Takes the targets as Values and `sample_weight` (a Value [N] or None). Returns the loss.
+        build: Takes the targets as Values, in the order of `targets`, and `sample_weight` (a Value [N] or None). It
+            returns the loss.
+        targets: Types of the targets by name.
         named: The named loss and the output of each target.
     """
 

@@ -51,7 +51,7 @@ class Metric(Protocol):
 
 
 def value_of(metric: Metric) -> float:
-    """Return the value of a metric as a float."""
+    """Return the value of a metric as a float. Raises UsageError if it is not a number."""
     try:
         return float(metric.value)
     except (TypeError, ValueError):

@@ -52,7 +52,9 @@ class Loss:
         weighs: Function with the arguments of `build` that returns the loss and the weight of the batch. None: the
             weight is the number of samples or targets.
         needs: Which targets the loss needs, in words (default: a description from the other attributes).
+        options: The options that are set.
         takes: Names of the possible options.
+        has_target: Whether the loss compares its output with a target.
         target: Name of the target if the loss is one of several (default: see `losses.target_of`).
     """
 
