@@ -162,9 +162,9 @@ def _is_redundant(node: Node) -> bool:
 
 def _reads(node: Node, names: Collection[str]) -> bool:
     """Return whether an operand is the result of an operator with one of these names."""
-    # A loop, because `any` would call a generator for each node.
-    for value in node.inputs:  # noqa: SIM110
-        if value is not None and value.node is not None and value.node.op.name in names:
+    for value in node.inputs:
+        made = None if value is None else value.node
+        if made is not None and made.op.name in names:
             return True
     return False
 
