@@ -22,9 +22,8 @@ _SMALL = 64
 
 # Operators that change only the shape: the elements stay in the same order.
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-# The operators that `simplify` looks for, and those for which it looks at their operands as well.
-_SIMPLIFIED = frozenset(PASSES["simplify"][1] or ())
-_IN_CHAINS = frozenset({*RESHAPES, "Transpose", "Constant"})
+# The operators that `simplify` looks for, without those whose operands or readers decide.
+_SIMPLIFIED = frozenset(PASSES["simplify"][1] or ()) - {*RESHAPES, "Transpose", "Constant"}
 # Operators that `simplify` removes if a constant operand does not change the other one.
 ARITHMETIC = frozenset({"Mul", "Div", "Add", "Sub"})
 # Functions with which formulas of activations multiply.
@@ -117,7 +116,7 @@ def _follows_products(graph: Graph) -> bool:
 
 def _simplifies(graph: Graph) -> bool:
     """Return whether a rule of `simplify` may apply: to a chain, a constant operand, or other operators."""
-    if not graph.operators.isdisjoint(_SIMPLIFIED - _IN_CHAINS):
+    if not graph.operators.isdisjoint(_SIMPLIFIED):
         return True
     for node in graph.nodes:
         if node.op.name == "Transpose":
