@@ -256,7 +256,8 @@ def test_order_after_a_visit_that_failed() -> None:
     native = native_sweeps()
     assert native is not None
     broken = Node(Named("Broken"), [*values[-5:]])
-    broken.inputs = (*values[-5:], object())  # type: ignore[assignment]
+    wrong: Any = object()
+    broken.inputs = (*values[-5:], wrong)
     with pytest.raises(import_extension().Error, match="neither a node nor a value"):
         native.topological([broken.output, *values], set())
     assert topological(values) == in_python(topological, values)

@@ -22,16 +22,16 @@ _SMALL = 64
 
 # Operators that change only the shape: the elements stay in the same order.
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-# The operators that `simplify` looks for, and those for which it looks at their operands as well.
-_SIMPLIFIED = frozenset(PASSES["simplify"][1] or ())
-_IN_CHAINS = frozenset({*RESHAPES, "Transpose", "Constant"})
-_ARITHMETIC = ("Mul", "Div", "Add", "Sub")
+# The operators that `simplify` looks for, without those whose operands or readers decide.
+_SIMPLIFIED = frozenset(PASSES["simplify"][1] or ()) - {*RESHAPES, "Transpose", "Constant"}
+# Operators that `simplify` removes if a constant operand does not change the other one.
+ARITHMETIC = frozenset({"Mul", "Div", "Add", "Sub"})
 # Functions with which formulas of activations multiply.
 _GATES = ("Clip", "HardSigmoid", "Sigmoid", "Tanh")
-# Matrix products, and the operators after and before them that they can contain.
-_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+# Matrix products, operators before them that they can contain (transposes and constant factors), and those after them.
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+FACTORS = frozenset({"Transpose", "Mul", "Div"})
 _FOLLOWING = frozenset(itertools.chain(*PASSES["fuse_matmul"][2]))
-_FACTORS = ("Transpose", "Mul", "Div")
 
 
 def _tensor_types(graph: Graph) -> Collection[TensorType]:
@@ -109,23 +109,23 @@ def _follows_products(graph: Graph) -> bool:
     """Return whether a node that `fuse_matmul` can fuse is next to a product."""
     for node in graph.nodes:
         name = node.op.name
-        if (name in _PRODUCTS and _reads(node, _FACTORS)) or (name in _FOLLOWING and _reads(node, _PRODUCTS)):
+        if (name in PRODUCTS and _reads(node, FACTORS)) or (name in _FOLLOWING and _reads(node, PRODUCTS)):
             return True
     return False
 
 
 def _simplifies(graph: Graph) -> bool:
     """Return whether a rule of `simplify` may apply: to a chain, a constant operand, or other operators."""
-    if not graph.operators.isdisjoint(_SIMPLIFIED - _IN_CHAINS):
+    if not graph.operators.isdisjoint(_SIMPLIFIED):
         return True
     for node in graph.nodes:
         if node.op.name == "Transpose":
-            if _keeps_order(node) or _reads(node, ("Transpose",)):
+            if keeps_order(node) or _reads(node, ("Transpose",)):
                 return True
         elif node.op.name in RESHAPES:
             if _is_redundant(node):
                 return True
-        elif node.op.name in _ARITHMETIC and _reads(node, ("Constant",)):
+        elif node.op.name in ARITHMETIC and _reads(node, ("Constant",)):
             return True
     return False
 
@@ -133,23 +133,21 @@ def _simplifies(graph: Graph) -> bool:
 def _merges_reshapes(graph: Graph) -> bool:
     """Return whether the graph contains a chain of reshapes, a Transpose like a reshape, or a computed target."""
     for node in graph.nodes:
-        if node.op.name in RESHAPES and _is_redundant(node):
-            return True
-        if node.op.name == "Transpose" and _keeps_order(node):
+        if (node.op.name in RESHAPES and _is_redundant(node)) or keeps_order(node):
             return True
         if node.op.name == "Reshape" and not node.op.domain and node.operands[1].tensor.constants is None:
             return True
     return False
 
 
-def _keeps_order(node: Node) -> bool:
-    """Return whether a Transpose may keep the order of all axes with more than one element."""
-    if node.op.domain:
+def keeps_order(node: Node) -> bool:
+    """Return whether a node is a Transpose that keeps the order of all axes with more than one element."""
+    if node.op.name != "Transpose" or node.op.domain:
         return False
     perm, shape = node.op.attributes().get("perm"), node.operands[0].tensor.shape
-    if perm is None or shape is None:
-        return True
-    moved = [axis for axis in perm if shape[axis] != 1]
+    if shape is None:
+        return False
+    moved = [axis for axis in (range(len(shape))[::-1] if perm is None else perm) if shape[axis] != 1]
     return moved == sorted(moved)
 
 
@@ -162,9 +160,9 @@ def _is_redundant(node: Node) -> bool:
 
 def _reads(node: Node, names: Collection[str]) -> bool:
     """Return whether an operand is the result of an operator with one of these names."""
-    # A loop, because `any` would call a generator for each node.
-    for value in node.inputs:  # noqa: SIM110
-        if value is not None and value.node is not None and value.node.op.name in names:
+    for value in node.inputs:
+        made = None if value is None else value.node
+        if made is not None and made.op.name in names:
             return True
     return False
 

@@ -24,14 +24,12 @@ from graphkit.passes.core.match import (
     same_type,
     split_scale,
 )
+from graphkit.passes.core.relevance import FACTORS, PRODUCTS
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
 
-_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 # Operators after a product that it can contain.
 _FOLLOWING = frozenset({"Reshape", "Transpose", "Mul", "Div", *ABSORBED})
-# Operators before a product that it can contain: transposes and constant factors.
-_REMOVED = frozenset({"Transpose", "Mul", "Div"})
 
 
 @graph_pass(
@@ -45,8 +43,8 @@ _REMOVED = frozenset({"Transpose", "Mul", "Div"})
         Property.POINTWISE_APART,
     ],
     ensures=[Property.MATMULS_FUSED],
-    at=_PRODUCTS,
-    beside=[_FOLLOWING | _REMOVED],
+    at=PRODUCTS,
+    beside=[_FOLLOWING | FACTORS],
 )
 def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
     """Fuse a MatMul or Gemm with its neighbours into FusedMatMul. Takes linear time.
@@ -59,7 +57,7 @@ def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
     activations: Whether activations are fused.
     """
     rule = partial(_rule, activations=activations)
-    return fuse(graph, rule, at=("MatMul", "Gemm"), after=_PRODUCTS, among=_FOLLOWING)
+    return fuse(graph, rule, at=("MatMul", "Gemm"), after=PRODUCTS, among=_FOLLOWING)
 
 
 def _rule(node: Node, readers: Readers, activations: bool) -> Sequence[Value] | None:
@@ -149,7 +147,7 @@ def _vector(value: Value, y: Value) -> Value | None:
 def _operands(node: Node, readers: Readers) -> Sequence[Value] | None:
     """Remove transposes and constant factors from the operands of a product."""
     made_by = [None if v is None or v.node is None else v.node.op.name for v in node.inputs[:2]]
-    if _REMOVED.isdisjoint(made_by):
+    if FACTORS.isdisjoint(made_by):
         return None
     product = _form(node.output)
     if product is None:

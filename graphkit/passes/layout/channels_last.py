@@ -338,9 +338,11 @@ class _Sweep:
         found = channels_last_quantised(node, self._channels_last, self._standard_order)
         return None if found is None else self._node(node, found.op, found.operands)
 
-    def _pool(self, node: Node, op: Pooling) -> Sequence[Value] | None:
-        if any(self._uses[v] for v in node.outputs[1:]):
-            return self._pool_with_indices(node, op)
+    def _max_pool(self, node: Node, op: MaxPool) -> Sequence[Value] | None:
+        reads_indices = any(self._uses[v] for v in node.outputs[1:])
+        return self._pool_with_indices(node, op) if reads_indices else self._pool(node, op)
+
+    def _pool(self, node: Node, op: Pooling) -> Sequence[Value]:
         made = registry.get(DOMAIN, f"ChannelsLast{op.name}")
         fields = {k: v for k, v in op.related().items() if k in made.fields}
         return self._moved(node, made(**fields), [self._channels_last(node.operands[0])])
@@ -486,12 +488,9 @@ class _Sweep:
         # Without an activation, the kernel does not read b: pass any vector of the right size.
         return x, scale, scale, mean, F.reciprocal(F.sqrt(F.add(spread, epsilon)))
 
-    def _pool_with_indices(self, node: Node, pool: Pooling) -> Sequence[Value] | None:
+    def _pool_with_indices(self, node: Node, op: MaxPool) -> Sequence[Value] | None:
         """Convert a MaxPool whose indices are read only by its gradients."""
         indices = node.outputs[1]
-        if pool.name != "MaxPool":
-            return None
-        op: MaxPool = pool  # type: ignore[assignment]
         if indices not in self._gradients_read or op.storage_order:
             return None
         if op.kernel_shape is None or math.prod(op.kernel_shape) > _MOST_ELEMENTS:
@@ -536,7 +535,8 @@ class _Norm(NamedTuple):
 _Rule = Callable[[_Sweep, Node, Any], Sequence[Value] | None]
 
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(("MaxPool", "AveragePool"), _Sweep._pool),
+    "MaxPool": _Sweep._max_pool,
+    "AveragePool": _Sweep._pool,
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool"), _Sweep._global_pool),
     **dict.fromkeys(("Concat", "Split", "Softmax", "LogSoftmax"), _Sweep._along_axis),
     **dict.fromkeys(_REDUCTIONS, _Sweep._reduction),

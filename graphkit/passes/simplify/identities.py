@@ -19,7 +19,7 @@ from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.constants import ReduceToShapeOf
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import SharedConstants, array_of, first, is_op, permutation
-from graphkit.passes.core.relevance import RESHAPES
+from graphkit.passes.core.relevance import ARITHMETIC, RESHAPES
 from graphkit.passes.core.sweep import map_branches, rewrite
 
 Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
@@ -40,8 +40,7 @@ _MAX_CHAIN = 8
 _rules: dict[tuple[str, str], Simplification] = {}
 # The operators for which the sweep calls a rule.
 _operators = {"If", "ReduceToShapeOf"}
-# The rule for these operators applies only if an operand is the result of one of the latter.
-_ARITHMETIC = frozenset({"Mul", "Div", "Add", "Sub"})
+# The rule for ARITHMETIC applies only if an operand is the result of one of these operators.
 _IDENTITY_ELEMENTS = ("Constant", "Expand")
 
 
@@ -183,7 +182,7 @@ def _single_operand(node: Node) -> Sequence[Value] | None:
 _SEARCHED = 1 << 16
 
 
-@_rule(*_ARITHMETIC)
+@_rule(*ARITHMETIC)
 def _identity_element(node: Node) -> Sequence[Value] | None:
     """x * 1, x / 1, x + -0.0 and x - 0, with x on either side of Mul and Add. x + 0.0 would turn -0.0 to 0.0."""
     commutative = node.op.name in ("Mul", "Add")
@@ -257,9 +256,7 @@ def _equal_shapes(x: Value, y: Value) -> bool:
 
 
 # All rules are above, so the operators that they look for are known.
-@graph_pass(
-    ensures=[Property.SIMPLIFIED], check=_identity_left, at=(_operators - _ARITHMETIC).union(_IDENTITY_ELEMENTS)
-)
+@graph_pass(ensures=[Property.SIMPLIFIED], check=_identity_left, at=(_operators - ARITHMETIC).union(_IDENTITY_ELEMENTS))
 def simplify(graph: Graph, *, keep_markers: bool = False) -> Graph:
     """Apply every rule in one sweep, in the branches of an If as well. Linear.
 
@@ -277,4 +274,4 @@ def simplify(graph: Graph, *, keep_markers: bool = False) -> Graph:
         rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return found(rebuilt) or rebuilt.outputs
 
-    return rewrite(graph, rule, at=_operators - _ARITHMETIC, after=_IDENTITY_ELEMENTS, among=_ARITHMETIC)
+    return rewrite(graph, rule, at=_operators - ARITHMETIC, after=_IDENTITY_ELEMENTS, among=ARITHMETIC)

@@ -10,8 +10,8 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import SharedConstants, first, is_op, permutation, producer, same_type
-from graphkit.passes.core.relevance import RESHAPES
+from graphkit.passes.core.match import SharedConstants, first, is_op, producer, same_type
+from graphkit.passes.core.relevance import RESHAPES, keeps_order
 from graphkit.passes.core.sweep import Readers, fuse
 
 _RESHAPE = Reshape()
@@ -27,7 +27,7 @@ def eliminate_reshape(graph: Graph) -> Graph:
     constants = SharedConstants()
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        if not is_op(node, *RESHAPES) and not _keeps_order(node):
+        if not is_op(node, *RESHAPES) and not keeps_order(node):
             return None
         source = first(node)
         # The preceding part of a chain is already a single reshape.
@@ -49,16 +49,6 @@ def eliminate_reshape(graph: Graph) -> Graph:
         return made.outputs if same_type(made.output, node.output) else None
 
     return fuse(graph, rule, at=("Transpose", *RESHAPES), counts_uses=False)
-
-
-def _keeps_order(node: Node) -> bool:
-    """Return whether a node is a Transpose that keeps the order of all axes with more than one element."""
-    perm = permutation(node) if is_op(node, "Transpose") else None
-    if perm is None:
-        return False
-    shape = first(node).tensor.known_shape
-    moved = [axis for axis in perm if shape[axis] != 1]
-    return moved == sorted(moved)
 
 
 def _target(value: Value) -> tuple[int, ...] | None:

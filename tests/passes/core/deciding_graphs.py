@@ -52,6 +52,13 @@ def branches() -> Graph:
     return Graph([p, x], [F.if_(p, x, then_branch=branch(k), else_branch=branch(-k))[0] for k in (2, 3)])
 
 
+def chosen_branch() -> Graph:
+    """An If with a constant condition."""
+    x, v = data(3), data(3)
+    branch = Graph([v], [F.exp(v)])
+    return Graph([x], [F.if_(constant(np.bool_(True)), x, then_branch=branch, else_branch=branch)])
+
+
 def loops() -> Graph:
     """Two Loops with equal states; the second state of each only serves itself."""
     m, x = data(name="m", dtype="int64"), data(3)
@@ -183,6 +190,13 @@ def rounded_layer_norm() -> Graph:
     return Graph([x], [F.cast(wide, to="float16")])
 
 
+def transposed_matrices() -> Graph:
+    """Matrices that are flattened along the first axes, transposed and unflattened."""
+    x = data(2, 3, 4, 5)
+    flat = F.reshape(x, ints(6, 4, 5))
+    return Graph([x], [F.reshape(F.transpose(flat, perm=(0, 2, 1)), ints(2, 3, 5, 4))])
+
+
 # --- tables, texts and columns ----------------------------------------------------------------------------
 
 
@@ -263,14 +277,34 @@ _OF_ONE: dict[str, Callable[[Value], Any]] = {
     "scaled rms norm": lambda x: F.mul(F.rms_normalization(x, constant(np.ones(4, np.float32)), axis=-1), weights(4)),
     "swish": lambda x: F.mul(x, F.sigmoid(x)),
     "hard swish": lambda x: F.mul(x, F.hard_sigmoid(x, alpha=1 / 6, beta=0.5)),
+    "hard swish of clip": lambda x: F.mul(
+        x, F.div(F.clip(F.add(x, np.float32(3.0)), np.float32(0.0), np.float32(6.0)), np.float32(6.0))
+    ),
+    "hard sigmoid": lambda x: F.div(
+        F.clip(F.add(x, np.float32(3.0)), np.float32(0.0), np.float32(6.0)), np.float32(6.0)
+    ),
+    "product of clip": lambda x: F.mul(
+        F.clip(F.add(x, np.float32(3.0)), np.float32(0.0), np.float32(6.0)), np.float32(1 / 6)
+    ),
+    "clipped relu": lambda x: F.clip(F.relu(x), np.float32(0.0), np.float32(6.0)),
     "mish": lambda x: F.mul(x, F.tanh(F.softplus(x))),
     "upper bound": lambda x: F.min(x, np.float32(2.0)),
     "lower bound": lambda x: F.max(x, np.float32(-2.0)),
     "clip at 0": lambda x: F.clip(x, np.float32(0.0)),
+    "product of multiple": lambda x: F.mat_mul(F.mul(x, np.float32(0.5)), weights(4, 5)),
+    "product of quotient": lambda x: F.mat_mul(F.div(x, np.float32(2.0)), weights(4, 5)),
     "scaled product": lambda x: F.mul(F.mat_mul(x, weights(4, 5)), weights(5)),
     "fused product with bias": lambda x: F.add(F.fused_mat_mul(x, weights(4, 5)), weights(5)),
     "flattened twice": lambda x: F.flatten(F.flatten(x, axis=2), axis=0),
     "reshaped twice": lambda x: F.exp(F.reshape(F.reshape(x, ints(-1, 12)), ints(-1, 6))),
+    "transposed twice": lambda x: F.transpose(F.transpose(x, perm=(1, 0, 2)), perm=(1, 2, 0)),
+    "transposed to the same order": lambda x: F.exp(F.transpose(x, perm=(0, 1, 2))),
+    "reversed column": lambda x: F.transpose(F.reduce_sum(x, ints(0, 2))),
+    "zero added": lambda x: F.add(F.exp(x), np.float32(-0.0)),
+    "zero subtracted": lambda x: F.sub(F.exp(x), np.float32(0.0)),
+    "multiplied by one": lambda x: F.mul(F.exp(x), np.float32(1.0)),
+    "divided by one": lambda x: F.div(F.exp(x), np.float32(1.0)),
+    "equal constants": lambda x: F.pow(F.pow(x, constant(np.float32(3.0))), constant(np.float32(3.0))),
     "more axes twice": lambda x: F.unsqueeze(F.unsqueeze(x, ints(0)), ints(2)),
     "fewer axes twice": lambda x: F.squeeze(F.squeeze(F.reduce_sum(x, ints(1, 2)), ints(2)), ints(1)),
     "expanded addend": lambda x: F.add(F.expand(F.reduce_sum(x, ints(1)), ints(1, 3, 1)), x),
@@ -283,6 +317,7 @@ _OF_ONE: dict[str, Callable[[Value], Any]] = {
 
 _GRAPHS: dict[str, Callable[[], Graph]] = {
     "branches": branches,
+    "chosen branch": chosen_branch,
     "loops": loops,
     "counting loop": counting_loop,
     "scans": scans,
@@ -301,6 +336,7 @@ _GRAPHS: dict[str, Callable[[], Graph]] = {
     "loss": loss,
     "batch norm": batch_norm,
     "rounded layer norm": rounded_layer_norm,
+    "transposed matrices": transposed_matrices,
     "table update": table_update,
     "ngrams": ngrams,
     "labels": lambda: encoders(lambda x: F.label_encoder(x, keys_strings=["a", "b"], values_int64s=[1, 2]), 1),

@@ -80,8 +80,8 @@ def changed() -> dict[str, dict[frozenset[str], list[Graph]]]:
                     made[step, before] = step._apply(before)
                     after = made[step, before]
                     if step.name in {*LIMITED, *CONDITIONS} and after is not before and text(after) != text(before):
-                        by_operators = found.setdefault(step.name, {})
-                        by_operators.setdefault(frozenset(operators(before)), []).append(before)
+                        present = before.operators.union(operators(before))  # `operators` counts no constants
+                        found.setdefault(step.name, {}).setdefault(present, []).append(before)
                 before = made[step, before]
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.pointwise.instructions import Instructions, PointwiseCode, PointwiseProgram, Term
@@ -14,9 +13,6 @@ from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops._base import DOMAIN, Op, operator, registry
 from graphkit.ops.optim import ELEMENTWISE_UPDATES
 from graphkit.ops.tensor.constants import Constant
-
-if TYPE_CHECKING:
-    from graphkit.ops.internal.fused import Fused
 
 # Composite operators, which expand to a graph of pointwise ones.
 EXPANDED = ELEMENTWISE_UPDATES
@@ -43,8 +39,8 @@ def code(node: Node, context: KernelContext) -> PointwiseCode | None:
     """
     op = operator(node, Op)
     if op.name == "Fused":
-        fused: Fused = op  # type: ignore[assignment]
-        return _code_of("Fused", node, fused.body.inputs, fused.body.outputs, context)
+        body = op.subgraphs()["body"]
+        return _code_of("Fused", node, body.inputs, body.outputs, context)
     if op.name not in EXPANDED:
         return _single(node)
     types = [None if v is None else (v.dtype, v.rank == 0) for v in node.inputs]
