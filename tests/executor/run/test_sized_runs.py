@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from python_calls import count_calls
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory, RuntimeFailure
@@ -43,29 +42,14 @@ def ready(net: gk.Model, **options: Any) -> Executor:
     return executor
 
 
-def calls(function: Callable[[], Any]) -> int:
-    """The number of Python functions that `function` calls."""
-    found = 0
-
-    def profile(frame: object, event: str, argument: object) -> None:
-        nonlocal found
-        found += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 @pytest.mark.onednn
 @pytest.mark.parametrize("layers", [2, 12])
 def test_new_sizes_take_few_python_calls(layers: int) -> None:
     executor = ready(network(layers))
     for length in (9, 5, 9, 17):
         feeds = fed(length)
-        assert calls(lambda feeds=feeds: executor.run(feeds)) <= MOST_CALLS
+        found, _ = count_calls(lambda feeds=feeds: executor.run(feeds))
+        assert found <= MOST_CALLS
 
 
 def test_results_equal_those_of_a_program_for_one_size() -> None:
