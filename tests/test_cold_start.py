@@ -1,12 +1,10 @@
 """The modules that a new process imports up to the first result of a small file."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from new_processes import output_of
 
 import graphkit as gk
 
@@ -41,15 +39,8 @@ CODE = """
 
 
 def in_new_process(code: str, *arguments: str) -> str:
-    """Return what the code prints in a new process, which none of graphkit's variables configures.
-
-    For example, the checks of passes, which tests turn on with a variable, import all passes.
-    """
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT_")}
-    command = [sys.executable, "-P", "-c", textwrap.dedent(code), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """Return what the code prints in a new process."""
+    return output_of("-c", textwrap.dedent(code), *arguments)
 
 
 @pytest.fixture(scope="module")

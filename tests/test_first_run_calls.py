@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from new_processes import output_of
+from python_calls import count_calls, require_few_calls
 
 import graphkit as gk
 from graphkit.ops import F
@@ -33,28 +31,12 @@ def save_chain(path: Path, layers: int) -> None:
     gk.Model({"y": h}, seed=1).save(path)
 
 
-def calls(step: Callable[[], Any]) -> tuple[int, Any]:
-    """Return the number of calls of Python functions in the step, and its result."""
-    found = 0
-
-    def profile(frame: object, event: str, argument: object) -> None:
-        nonlocal found
-        found += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        result = step()
-    finally:
-        sys.setprofile(None)
-    return found, result
-
-
 def calls_of_file(path: Path) -> tuple[int, dict[str, int]]:
     """Return the number of nodes in a file, and the calls of each step to its first result."""
     counts: dict[str, int] = {}
-    counts["load"], net = calls(lambda: gk.load(path))
-    counts["compile"], exe = calls(lambda: net.compile(threads=1))
-    counts["run"], _ = calls(lambda: exe.run({"x": X}))
+    counts["load"], net = count_calls(lambda: gk.load(path))
+    counts["compile"], exe = count_calls(lambda: net.compile(threads=1))
+    counts["run"], _ = count_calls(lambda: exe.run({"x": X}))
     return len(net.graph.nodes), counts
 
 
@@ -71,19 +53,13 @@ def print_calls() -> None:
 @pytest.mark.parametrize("step", MOST_CALLS)
 def test_first_result_takes_few_calls_for_each_node(measured: list[tuple[int, dict[str, int]]], step: str) -> None:
     sizes, counts = zip(*((size, of_steps[step]) for size, of_steps in measured), strict=True)
-    first, second = ((counts[i + 1] - counts[i]) / (sizes[i + 1] - sizes[i]) for i in range(2))
-    assert first < MOST_CALLS[step]
-    # The number of calls is linear in the nodes.
-    assert second < 1.05 * first
+    require_few_calls(sizes, counts, MOST_CALLS[step])
 
 
 @pytest.fixture(scope="module")
 def measured() -> list[tuple[int, dict[str, int]]]:
-    # In a new process, because other tests fill tables of shared operators and turn on the checks of passes.
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT_")}
-    command = [sys.executable, "-P", __file__]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
-    found: list[tuple[int, dict[str, int]]] = ast.literal_eval(done.stdout)
+    # In a new process, because other tests fill tables of shared operators.
+    found: list[tuple[int, dict[str, int]]] = ast.literal_eval(output_of(__file__))
     return found
 
 

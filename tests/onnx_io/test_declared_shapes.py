@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 import graphkit as gk
 from graphkit.errors import DeclarationWarning, GraphkitWarning, InputError, InvalidModel
+from graphkit.executor.run.program_choice import ProgramChoice
 from graphkit.ir.declared import Declarations
 
 ort = pytest.importorskip("onnxruntime")
@@ -222,6 +223,22 @@ def test_runs_compare_only_declared_numbers(
     monkeypatch.setattr(Declarations, "check", lambda self, name, *rest, **options: compared.append(name))
     assert executor.run({"x": np.eye(3, 4, dtype=np.float32)})["y"].shape == (2, 3)
     assert bool(compared) == compares
+
+
+def test_native_runs_compare_declared_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = simple([helper.make_node("Mul", ["x", "w"], ["y"])], ["N", 1], info("y", np.float32, ["N", "N"]))
+    proto.graph.input.append(info("w", np.float32, [1, "M"]))
+    executor = gk.load(proto).compile(threads=1)
+
+    def run(n: int, m: int) -> None:
+        executor.run({"x": np.ones((n, 1), np.float32), "w": np.ones((1, m), np.float32)})
+
+    run(3, 3)
+    run(4, 4)
+    monkeypatch.setattr(ProgramChoice, "find_program", lambda *_: pytest.fail("the run is not native"))
+    run(5, 5)
+    with pytest.warns(DeclarationWarning, match=r"tensor 'y' is declared as \[N, N\], but is \[6, 7\]"):
+        run(6, 7)
 
 
 def test_a_name_that_stands_for_two_sizes() -> None:

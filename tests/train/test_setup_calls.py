@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from new_processes import output_of
+from python_calls import count_calls, require_few_calls
 
 import graphkit as gk
 from graphkit.ops import F
 
-# The most calls for each further node. The chain needs 370, and 60 more if the checks of passes are on.
-MOST_CALLS = 500
+# The most calls for each further node. The chain needs 304.
+MOST_CALLS = 320
 
 
 def chain(layers: int) -> gk.Model:
@@ -26,18 +27,9 @@ def chain(layers: int) -> gk.Model:
 
 def calls(net: gk.Model) -> int:
     """Return the number of calls of Python functions until the first step is done."""
-    found = 0
-
-    def profile(frame: object, event: str, argument: object) -> None:
-        nonlocal found
-        found += event == "call"
-
     batch = np.ones([2, 4], np.float32)
-    sys.setprofile(profile)
-    try:
-        gk.Trainer(net, "mse", gk.optim.SGD(1e-6, momentum=0.9), threads=1, seed=1).step({"x": batch}, batch)
-    finally:
-        sys.setprofile(None)
+    optimizer = gk.optim.SGD(1e-6, momentum=0.9)
+    found, _ = count_calls(lambda: gk.Trainer(net, "mse", optimizer, threads=1, seed=1).step({"x": batch}, batch))
     return found
 
 
@@ -51,12 +43,8 @@ def calls_of_chains() -> list[tuple[int, int]]:
 @pytest.mark.full
 def test_setting_up_takes_few_calls_for_each_node() -> None:
     # In a new process, because tables of shared operators are bounded: other tests may have filled them.
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300, check=True)
-    sizes, counts = zip(*ast.literal_eval(done.stdout), strict=True)
-    first, second = ((counts[i + 1] - counts[i]) / (sizes[i + 1] - sizes[i]) for i in range(2))
-    assert first < MOST_CALLS
-    # The number of calls is linear in the nodes.
-    assert second < 1.05 * first
+    sizes, counts = zip(*ast.literal_eval(output_of(__file__)), strict=True)
+    require_few_calls(sizes, counts, MOST_CALLS)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,8 @@
 // The Python module graphkit._native.
 #include "runtime/bindings.h"
 #include "runtime/cpu_info.h"
-#include "runtime/experience.h"
 #include "runtime/isa.h"
 #include "runtime/not_finite.h"
-
-namespace graphkit {
-namespace {
-
-std::vector<bool> shared_after_delays(const std::vector<std::pair<double, double>>& delays, double moment,
-                                      const std::vector<double>& loops) {
-    const auto span = [](double seconds) {
-        return std::chrono::duration_cast<Experience::Clock::duration>(std::chrono::duration<double>(seconds));
-    };
-    Experience experience;
-    for (const auto& [at, late] : delays) {
-        experience.came_late(span(late), 1, Experience::Clock::time_point(span(at)));
-    }
-    std::vector<bool> shared;
-    for (const double seconds : loops) {
-        shared.push_back(experience.shares_at(Experience::Clock::time_point(span(moment)), 1e9 * seconds));
-    }
-    return shared;
-}
-
-}  // namespace
-}  // namespace graphkit
 
 NB_MODULE(_native, m) {
     using namespace graphkit;
@@ -42,9 +19,6 @@ NB_MODULE(_native, m) {
     m.def("pin_helpers", &pin_helpers, "cores"_a,
           "Pin the helpers that are started from now on: helper n (from 1) to cores[n % len(cores)].");
     m.def("share_all_work", &share_all_work, "on"_a, "Share even short loops among threads, for tests.");
-    m.def("shared_after_delays", &shared_after_delays, "delays"_a, "moment"_a, "loops"_a,
-          "Return which loops are shared with a helper at a moment, after delays (moment, seconds) by it, for tests. "
-          "loops: their seconds on one thread. Moments are seconds of one clock.");
     m.def("set_default_threads", &set_default_threads, "threads"_a,
           "Set the number of threads; 0: the number of allowed cores.");
 

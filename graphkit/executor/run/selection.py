@@ -260,7 +260,7 @@ class LastRun:
         selection: The selection.
         is_pure: Whether the graph has neither states nor random generators.
         specs: The feeds: (name, position, dtype, shape, whether the declared shape is static).
-        sized_runs: Makes these checks natively, and runs the program. None if no template made the program.
+        sized_runs: Native runs with feeds of this kind, for all sizes of inputs. None: every run needs Python.
     """
 
     __slots__ = ("program", "selection", "is_pure", "specs", "sized_runs", "_no_inputs")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.lowering import NotNative
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
@@ -42,14 +40,13 @@ class Host:
         operands: operands(shared) returns the arrays of SharedOperands.
         take_arena: take_arena(nbytes) returns memory for a run.
         give_arena: give_arena(arena) takes it back.
-        empty: empty(shape, dtype) returns an array for a result.
-        recycled: recycled(position, shape, dtype, nbytes) does the same for at least `recycled_bytes` bytes.
+        recycled: recycled(position, shape, dtype, nbytes) returns an array for a result of at least `recycled_bytes`
+            bytes.
         most_runs: After this many runs of a program, Python compiles one for its sizes.
         idle: Maximum number of idle instances of programs with the same steps.
     """
 
     refused = NotNative
-    empty = staticmethod(np.empty)
     recycled_bytes = RECYCLED_BYTES
     most_bytes = limits.SMALL
     most_unchecked = limits.CHECK_INTERVAL

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from python_calls import count_calls
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InputError, LimitReached, OutOfMemory, RuntimeFailure
+from graphkit.executor.memory.pools import RECYCLED_BYTES
 from graphkit.executor.run import session
+from graphkit.executor.run.program import Program
 from graphkit.executor.run.program_choice import ProgramChoice
 from graphkit.executor.run.session import Executor
+from graphkit.executor.run.sized_program import RUNS_BEFORE_COMPILING
 from graphkit.executor.run.sized_runs import Host
 from graphkit.ir import limits
 from graphkit.ops import F
@@ -43,29 +45,14 @@ def ready(net: gk.Model, **options: Any) -> Executor:
     return executor
 
 
-def calls(function: Callable[[], Any]) -> int:
-    """The number of Python functions that `function` calls."""
-    found = 0
-
-    def profile(frame: object, event: str, argument: object) -> None:
-        nonlocal found
-        found += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 @pytest.mark.onednn
 @pytest.mark.parametrize("layers", [2, 12])
 def test_new_sizes_take_few_python_calls(layers: int) -> None:
     executor = ready(network(layers))
     for length in (9, 5, 9, 17):
         feeds = fed(length)
-        assert calls(lambda feeds=feeds: executor.run(feeds)) <= MOST_CALLS
+        found, _ = count_calls(lambda feeds=feeds: executor.run(feeds))
+        assert found <= MOST_CALLS
 
 
 def test_results_equal_those_of_a_program_for_one_size() -> None:
@@ -149,6 +136,45 @@ def test_little_memory_is_refused_after_many_small_runs(monkeypatch: pytest.Monk
 
     with pytest.raises(OutOfMemory):
         run_all()
+
+
+def test_little_memory_is_refused_for_one_large_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = ready(network())
+    monkeypatch.setattr(limits, "available_memory", lambda: 1 << 10)
+    with pytest.raises(OutOfMemory):
+        executor.run({"x": np.zeros((1, limits.SMALL // 32, 8), np.float32)})
+
+
+def test_large_results_use_recycled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = network().compile(threads=1, seed=0)
+    recycled: list[int] = []
+    array = executor._pools.results.array
+
+    def spy(position: int, *arguments: Any) -> np.ndarray:
+        recycled.append(position)
+        return array(position, *arguments)
+
+    monkeypatch.setattr(executor._pools.results, "array", spy)
+    for length in (3, 4):
+        executor.run(fed(length))
+    monkeypatch.setattr(ProgramChoice, "find_program", lambda *_: pytest.fail("the run is not native"))
+    assert recycled == []
+    executor.run(fed(RECYCLED_BYTES // 32))
+    assert recycled == [0]  # "sum" is small
+
+
+def test_frequent_sizes_use_the_program_compiled_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = ready(network())
+    for _ in range(RUNS_BEFORE_COMPILING + 1):
+        executor.run(fed(5))
+    program = executor._choice.latest
+    assert isinstance(program, Program)
+    executor.run(fed(6))
+    used: list[int] = []
+    run = program.run
+    monkeypatch.setattr(program, "run", lambda *given: used.append(1) or run(*given))
+    executor.run(fed(5))
+    assert used == [1]
 
 
 def test_parameters_that_change_are_read_again() -> None:

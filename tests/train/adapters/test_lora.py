@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from combinations import in_one_item
+from python_calls import count_calls
 
 import graphkit as gk
 from graphkit.errors import GraphkitWarning, InvalidModel, UsageError
@@ -439,25 +438,9 @@ def test_one_program_computes_the_weights_of_many_layers(monkeypatch, batch: int
     np.testing.assert_allclose(merged.run(x)["y"], model.run(x)["y"], rtol=2e-5, atol=1e-6)
 
 
-def calls_of(function, filename: str) -> int:
-    """Return how often functions of a file are called while `function` runs."""
-    count = 0
-
-    def profile(frame, event, argument) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename == filename
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def test_exact_names_are_not_compared_with_every_layer() -> None:
-    few, many = (
-        calls_of(
+    (few, _), (many, _) = (
+        count_calls(
             lambda size=size: layers_module.select_layers(chain(size).graph, [f"fc{i}" for i in range(size)], "test"),
             layers_module.__file__,
         )

@@ -84,13 +84,17 @@ std::size_t item_size(nb::handle dtype) {
     return static_cast<std::size_t>(reinterpret_cast<const PyArray_Descr*>(dtype.ptr())->elsize);
 }
 
-nb::object new_array(const Dims& shape, nb::handle dtype) {
-    static PyObject* const empty = nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
-    const nb::object sizes = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
-    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
-        PyTuple_SET_ITEM(sizes.ptr(), static_cast<Py_ssize_t>(axis), PyLong_FromLongLong(shape[axis]));
+nb::tuple as_tuple(const Dims& dims) {
+    nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(dims.size())));
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+        PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(dims[i]));
     }
-    PyObject* const arguments[] = {sizes.ptr(), dtype.ptr()};
+    return nb::borrow<nb::tuple>(made);
+}
+
+nb::object new_array(nb::handle shape, nb::handle dtype) {
+    static PyObject* const empty = nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
+    PyObject* const arguments[] = {shape.ptr(), dtype.ptr()};
     PyObject* const made = PyObject_Vectorcall(empty, arguments, 2, nullptr);
     if (made == nullptr) {
         throw nb::python_error();

@@ -19,8 +19,10 @@ Array open_array(nb::handle object, const char* name, bool writable);
 // Returns the bytes of one element. `dtype` must be a numpy.dtype.
 std::size_t item_size(nb::handle dtype);
 
-// Returns a new array, uninitialised. Raises the errors of numpy.empty.
-nb::object new_array(const Dims& shape, nb::handle dtype);
+nb::tuple as_tuple(const Dims& dims);
+
+// Returns a new array, uninitialised. Raises the errors of numpy.empty. `shape`: a tuple.
+nb::object new_array(nb::handle shape, nb::handle dtype);
 
 // The fields of an array of numpy's own class, not of a subclass. `dims` and `dtype` are borrowed.
 struct PlainArray {

@@ -21,6 +21,9 @@ struct BoundProgram : Program {
     std::vector<std::pair<int, std::vector<std::int64_t>>> shape_values;
 };
 
+// Moves an instance of the program to an arena, an array. Raises ValueError if it is too small.
+void move_to(nb::handle arena, const BoundProgram& program, Instance& instance);
+
 // Returns a time in nanoseconds, for Instance::limit. Times that do not fit are the latest one.
 std::int64_t nanoseconds(double seconds);
 

@@ -415,7 +415,7 @@ struct BoundInstance {
                 made.append(nb::none());
                 continue;
             }
-            const nb::object copy = new_array(shape, dtypes[i]);
+            const nb::object copy = new_array(as_tuple(shape), dtypes[i]);
             const Array target = open_array(copy, "copy", true);
             copy_bytes(target.data, instance.data_of(buffer), target.bytes);
             made.append(copy);
@@ -423,13 +423,7 @@ struct BoundInstance {
         return made;
     }
 
-    void move(nb::handle arena) {
-        const Array memory = open_array(arena, "arena", true);
-        if (memory.bytes < nb::cast<BoundProgram*>(program)->arena_bytes()) {
-            throw nb::value_error("the arena is too small for the program");
-        }
-        instance.move(static_cast<std::byte*>(memory.data));
-    }
+    void move(nb::handle arena) { move_to(arena, *nb::cast<BoundProgram*>(program), instance); }
 
     void run(nb::list arrays, nb::handle arena, const nb::object& call) {
         move(arena);
@@ -480,6 +474,14 @@ void run_parts_of(nb::list instances, nb::list arenas, nb::list arrays, const st
 }
 
 }  // namespace
+
+void move_to(nb::handle arena, const BoundProgram& program, Instance& instance) {
+    const Array memory = open_array(arena, "arena", true);
+    if (memory.bytes < program.arena_bytes()) {
+        throw nb::value_error("the arena is too small for the program");
+    }
+    instance.move(static_cast<std::byte*>(memory.data));
+}
 
 std::int64_t nanoseconds(double seconds) {
     constexpr double kNanoseconds = 1e9;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "runtime/array.h"
+
 namespace graphkit {
 namespace {
 
@@ -32,14 +34,6 @@ std::size_t NumbersHash::operator()(const std::vector<std::uint32_t>& numbers) c
         hash ^= hash >> 29;
     }
     return hash;
-}
-
-nb::tuple as_tuple(const Dims& dims) {
-    nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(dims.size())));
-    for (std::size_t i = 0; i < dims.size(); ++i) {
-        PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(dims[i]));
-    }
-    return nb::borrow<nb::tuple>(made);
 }
 
 SizedPrograms::SizedPrograms(std::size_t kept, SizeTable table,

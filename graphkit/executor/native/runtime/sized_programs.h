@@ -46,8 +46,6 @@ struct ProgramAt {
     std::vector<SizedResult> results;
 };
 
-nb::tuple as_tuple(const Dims& dims);
-
 // It needs the GIL. Several threads may use it: the GIL is released while kernels are made slowly or by Python.
 class SizedPrograms {
   public:

@@ -149,7 +149,6 @@ class SizedRuns {
               operands(host.attr("operands")),
               take_arena(host.attr("take_arena")),
               give_arena(host.attr("give_arena")),
-              empty(host.attr("empty")),
               recycled(host.attr("recycled")),
               refused(host.attr("refused")),
               most_runs(nb::cast<std::int64_t>(host.attr("most_runs"))),
@@ -159,7 +158,7 @@ class SizedRuns {
               idle(nb::cast<std::size_t>(host.attr("idle"))) {}
 
         nb::callable kernel, structured;
-        nb::object accepts, may_take, made, stamp, operands, take_arena, give_arena, empty, recycled, refused;
+        nb::object accepts, may_take, made, stamp, operands, take_arena, give_arena, recycled, refused;
         std::int64_t most_runs, recycled_bytes, most_bytes, most_unchecked;
         std::size_t idle;
     };
@@ -320,7 +319,7 @@ class SizedRuns {
             for (std::size_t i = 0; i < outputs_.size(); ++i) {
                 const std::int64_t bytes = bound.at.results[i].bytes;
                 results.push_back(bytes < host_.recycled_bytes
-                                      ? host_.empty(bound.shapes[i], outputs_[i].dtype)
+                                      ? new_array(bound.shapes[i], outputs_[i].dtype)
                                       : host_.recycled(i, bound.shapes[i], outputs_[i].dtype, bytes));
             }
             arena = host_.take_arena(bound.at.arena_bytes);
@@ -340,11 +339,7 @@ class SizedRuns {
             instance.set_external(first_result_ + static_cast<int>(i), open_array(results[i], "result", true).data);
             outputs[outputs_[i].name] = results[i];
         }
-        const Array memory = open_array(arena, "arena", true);
-        if (memory.bytes < bound.at.program->arena_bytes()) {
-            throw NativeError("the arena is too small for the program");
-        }
-        instance.move(static_cast<std::byte*>(memory.data));
+        move_to(arena, *bound.at.program, instance);
         instance.limit(std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::int64_t>::max(), deadline);
         {
             static const Instance::Call no_call = [](std::size_t) {};
