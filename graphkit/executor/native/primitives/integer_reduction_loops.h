@@ -116,25 +116,16 @@ T extreme_of_row(const T* x, std::int64_t size) {
 // Contiguous rows of `Columns` elements.
 template <typename Op, int Columns, typename T>
 void extreme_narrow_rows(const T* x, std::int64_t rows, Accumulator<T>* out) {
-    constexpr std::int64_t lanes = kShuffleLanes<T>;
-    T last[Columns * lanes] = {};
-    for (std::int64_t row = 0; row < rows; row += lanes) {
-        const std::int64_t part = rows - row < lanes ? rows - row : lanes;
-        const T* from = x + row * Columns;
-        if (part < lanes) {
-            __builtin_memcpy(last, from, static_cast<std::size_t>(part) * Columns * sizeof(T));
-            from = last;
-        }
-        Shuffled<T> columns[Columns];
-        load_columns<T, Columns>(from, columns);
+    for_columns_of_rows<T, Columns>(x, rows, [&](std::int64_t row, std::int64_t part, const Shuffled<T>* columns) {
+        Shuffled<T> best = columns[0];
 #pragma GCC unroll 8
         for (int c = 1; c < Columns; ++c) {
-            columns[0] = Op::combine(columns[0], columns[c]);
+            best = Op::combine(best, columns[c]);
         }
         for (std::int64_t i = 0; i < part; ++i) {
-            out[row + i] = columns[0][i];
+            out[row + i] = best[i];
         }
-    }
+    });
 }
 
 template <typename Op, typename T>

@@ -22,7 +22,24 @@ constexpr int kRowsTogether = 8;
 constexpr int kStripVectors = kVectorBytes == 64 ? 16 : 8;
 constexpr std::int64_t kStripWidth = 256;
 
+// Number of vectors of a row that are reduced separately from each other.
+constexpr int kWays = 8;
+
 // --- float and double -----------------------------------------------------------------------------
+
+// Returns the reduction of `total` and of a row from element `at` on, one vector after the other.
+template <typename Op, typename T>
+inline Vector<T> reduce_vectors(Vector<T> total, const T* x, std::int64_t at, std::int64_t size, T shift) {
+    const Vector<T> about = splat(shift);
+    for (; at + kLanes<T> <= size; at += kLanes<T>) {
+        total = Op::combine(total, Op::map(load(x + at), about));
+    }
+    if (at < size) {
+        const T fill = std::is_same_v<Op, SquareAboutReduction<T>> ? shift : T{Op::kFill};
+        total = Op::combine(total, Op::map(load_part(x + at, size - at, fill), about));
+    }
+    return total;
+}
 
 template <typename Op, typename T>
 T reduce_row(const T* x, std::int64_t size, T shift) {
@@ -32,49 +49,31 @@ T reduce_row(const T* x, std::int64_t size, T shift) {
         return Op::combine(first, reduce_row<Op, T>(x + half, size - half, shift));
     }
     constexpr std::int64_t lanes = kLanes<T>;
-    constexpr int ways = 8;
     const Vector<T> about = splat(shift);
     Vector<T> total = splat(T{Op::kStart});
     std::int64_t at = 0;
-    if (size >= ways * lanes) {
-        Vector<T> sums[ways];
+    if (size >= kWays * lanes) {
+        Vector<T> sums[kWays];
 #pragma GCC unroll 8
-        for (int way = 0; way < ways; ++way) {
+        for (int way = 0; way < kWays; ++way) {
             sums[way] = Op::map(load(x + way * lanes), about);
         }
-        for (at = ways * lanes; at + ways * lanes <= size; at += ways * lanes) {
+        for (at = kWays * lanes; at + kWays * lanes <= size; at += kWays * lanes) {
 #pragma GCC unroll 8
-            for (int way = 0; way < ways; ++way) {
+            for (int way = 0; way < kWays; ++way) {
                 sums[way] = Op::combine(sums[way], Op::map(load(x + at + way * lanes), about));
             }
         }
         total = Op::combine(Op::combine(Op::combine(sums[0], sums[1]), Op::combine(sums[2], sums[3])),
                             Op::combine(Op::combine(sums[4], sums[5]), Op::combine(sums[6], sums[7])));
     }
-    for (; at + lanes <= size; at += lanes) {
-        total = Op::combine(total, Op::map(load(x + at), about));
-    }
-    if (at < size) {
-        const T fill = std::is_same_v<Op, SquareAboutReduction<T>> ? shift : T{Op::kFill};
-        total = Op::combine(total, Op::map(load_part(x + at, size - at, fill), about));
-    }
-    return across<Op, T>(total);
+    return across<Op, T>(reduce_vectors<Op>(total, x, at, size, shift));
 }
 
 // Reduces contiguous rows of `Columns` elements, as many together as a vector has lanes.
 template <typename Op, int Columns, typename T>
 void reduce_narrow_rows(const T* x, std::int64_t rows, const T* shift, T* out) {
-    constexpr std::int64_t lanes = kLanes<T>;
-    T last[Columns * lanes] = {};
-    for (std::int64_t row = 0; row < rows; row += lanes) {
-        const std::int64_t part = rows - row < lanes ? rows - row : lanes;
-        const T* from = x + row * Columns;
-        if (part < lanes) {
-            __builtin_memcpy(last, from, static_cast<std::size_t>(part) * Columns * sizeof(T));
-            from = last;
-        }
-        Vector<T> columns[Columns];
-        load_columns<T, Columns>(from, columns);
+    for_columns_of_rows<T, Columns>(x, rows, [&](std::int64_t row, std::int64_t part, const Vector<T>* columns) {
         const Vector<T> about = shift == nullptr ? splat(T{0}) : load_part(shift + row, part, T{0});
         Vector<T> total = Op::map(columns[0], about);
 #pragma GCC unroll 8
@@ -82,10 +81,10 @@ void reduce_narrow_rows(const T* x, std::int64_t rows, const T* shift, T* out) {
             total = Op::combine(total, Op::map(columns[c], about));
         }
         store_part(out + row, total, part);
-    }
+    });
 }
 
-// Reduces kLanes<T> rows of less than `ways` vectors (see reduce_row) at a time, with equal bits.
+// Reduces kLanes<T> rows of less than kWays vectors at a time, with the bits of reduce_row. Returns the number of rows.
 template <typename Op, typename T>
 std::int64_t reduce_short_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, T* out) {
     constexpr auto lanes = static_cast<int>(kLanes<T>);
@@ -93,16 +92,7 @@ std::int64_t reduce_short_rows(const T* x, std::int64_t rows, std::int64_t strid
     for (; row + lanes <= rows; row += lanes) {
         Vector<T> totals[lanes];
         for (int r = 0; r < lanes; ++r) {
-            const T* const from = x + (row + r) * stride;
-            Vector<T> total = splat(T{Op::kStart});
-            std::int64_t at = 0;
-            for (; at + lanes <= size; at += lanes) {
-                total = Op::combine(total, Op::map(load(from + at), splat(T{0})));
-            }
-            if (at < size) {
-                total = Op::combine(total, Op::map(load_part(from + at, size - at, T{Op::kFill}), splat(T{0})));
-            }
-            totals[r] = total;
+            totals[r] = reduce_vectors<Op>(splat(T{Op::kStart}), x + (row + r) * stride, 0, size, T{0});
         }
         across_each<Op, T>(totals);
         store(out + row, totals[0]);
@@ -116,7 +106,6 @@ void reduce_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_
         return with_columns(size,
                             [&](auto narrow) { reduce_narrow_rows<Op, decltype(narrow)::value>(x, rows, shift, out); });
     }
-    constexpr int kWays = 8;  // of reduce_row
     std::int64_t done = 0;
     if (shift == nullptr && size < kWays * kLanes<T>) {
         done = reduce_short_rows<Op, T>(x, rows, stride, size, out);

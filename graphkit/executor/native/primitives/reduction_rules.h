@@ -25,41 +25,33 @@ struct Limit<double> {
     static constexpr double kHighest = std::numeric_limits<double>::infinity();
 };
 
+// Elements are combined as they are.
+struct Unmapped {
+    template <typename V>
+    static V map(V x, V) {
+        return x;
+    }
+};
+
 // kStart is the neutral element; `map` maps an element kFill to it.
 template <typename T>
-struct SumReduction : Add {
+struct SumReduction : Add, Unmapped {
     static constexpr T kStart = 0, kFill = 0;
-    template <typename V>
-    static V map(V x, V) {
-        return x;
-    }
 };
 
 template <typename T>
-struct ProductReduction : Multiply {
+struct ProductReduction : Multiply, Unmapped {
     static constexpr T kStart = 1, kFill = 1;
-    template <typename V>
-    static V map(V x, V) {
-        return x;
-    }
 };
 
 template <typename T>
-struct LargestReduction : Largest {
+struct LargestReduction : Largest, Unmapped {
     static constexpr T kStart = Limit<T>::kLowest, kFill = kStart;
-    template <typename V>
-    static V map(V x, V) {
-        return x;
-    }
 };
 
 template <typename T>
-struct SmallestReduction : Smallest {
+struct SmallestReduction : Smallest, Unmapped {
     static constexpr T kStart = Limit<T>::kHighest, kFill = kStart;
-    template <typename V>
-    static V map(V x, V) {
-        return x;
-    }
 };
 
 template <typename T>

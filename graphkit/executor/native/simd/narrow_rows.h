@@ -79,6 +79,25 @@ inline void load_columns(const T* from, Shuffled<T>* columns) {
     columns_of<T, Columns>(rows, columns, std::make_integer_sequence<int, Columns>());
 }
 
+// Calls body(first row, rows, columns) for each kShuffleLanes<T> of contiguous rows of `Columns` elements. Lanes behind
+// the last row are 0.
+template <typename T, int Columns, typename Body>
+inline void for_columns_of_rows(const T* x, std::int64_t rows, Body&& body) {
+    constexpr std::int64_t lanes = kShuffleLanes<T>;
+    T last[Columns * lanes] = {};
+    for (std::int64_t row = 0; row < rows; row += lanes) {
+        const std::int64_t part = rows - row < lanes ? rows - row : lanes;
+        const T* from = x + row * Columns;
+        if (part < lanes) {
+            __builtin_memcpy(last, from, static_cast<std::size_t>(part) * Columns * sizeof(T));
+            from = last;
+        }
+        Shuffled<T> columns[Columns];
+        load_columns<T, Columns>(from, columns);
+        body(row, part, columns);
+    }
+}
+
 // Writes kShuffleLanes<T> contiguous rows of `Columns` elements from their columns.
 template <typename T, int Columns>
 inline void store_columns(const Shuffled<T>* columns, T* to) {

@@ -87,6 +87,27 @@ def run(kernel: Any, shape: tuple[int, ...], x: np.ndarray, w: np.ndarray, *othe
     return y
 
 
+def mark_middle(e: Any, array: str, value: float) -> np.ndarray:
+    """Set an operand to 0 but for one element, and the other operand to numbers above 0.
+
+    Args:
+        e: Example whose operands are x and w.
+        array: Name of the operand.
+        value: Of the element in the middle.
+
+    Returns:
+        Which elements of `e.product()` read the element.
+    """
+    operand, other = (e.x, e.w) if array == "x" else (e.w, e.x)
+    middle = tuple(size // 2 for size in operand.shape)
+    other[:] = np.abs(other) + 1
+    operand[:] = 0
+    operand[middle] = 1
+    reached: np.ndarray = e.product() != 0
+    operand[middle] = value
+    return reached
+
+
 def check(got: np.ndarray, expected: np.ndarray, scale: float) -> None:
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * scale)
 

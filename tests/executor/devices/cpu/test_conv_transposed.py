@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import in_one_item
-from conv_examples import check, last, run
+from conv_examples import check, last, mark_middle, run
 
 import graphkit as gk
 from graphkit.executor.devices.cpu import native
@@ -198,14 +198,7 @@ def test_nothing_beside_a_result_of_single_terms_is_written(isa):
 def test_what_is_not_finite_stays_where_it_goes(isa, e, array, value):
     """An element that is not finite reaches the positions of its taps, and no other."""
     e = Example(e.x_shape, e.filters, e.kernel, e.attributes)
-    marked = Example(e.x_shape, e.filters, e.kernel, e.attributes)
-    place = tuple(size // 2 for size in getattr(e, array).shape)
-    for example, mark in ((e, value), (marked, 1)):
-        other = getattr(example, "w" if array == "x" else "x")
-        other[:] = np.abs(other) + 1
-        getattr(example, array)[:] = 0
-        getattr(example, array)[place] = mark
-    reached = last(marked.product()) != 0
+    reached = last(mark_middle(e, array, value))
     with np.errstate(invalid="ignore"):
         # Zero times what is not finite would be NaN: only the elements that meet it are looked at.
         got = run(e.kernel_of(threads=2), reached.shape, e.x, e.w, None)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import in_one_item
-from conv_examples import check
+from conv_examples import check, mark_middle
 
 import graphkit as gk
 from graphkit.executor.devices.cpu import native
@@ -134,14 +134,8 @@ def test_every_geometry(isa):
 @pytest.mark.parametrize("number", [0, 1, 3, 4, 7, 8])
 def test_what_is_not_finite_stays_where_it_goes(isa, number, array, value):
     """An element that is not finite reaches the positions of its taps, and no other."""
-    e, marked = (Example(*EXAMPLES[number].shapes, EXAMPLES[number].attributes) for _ in range(2))
-    place = tuple(size // 2 for size in getattr(e, array).shape)
-    for example, mark in ((e, value), (marked, 1)):
-        other = getattr(example, "w" if array == "x" else "x")
-        other[:] = np.abs(other) + 1
-        getattr(example, array)[:] = 0
-        getattr(example, array)[place] = mark
-    reached = marked.product() != 0
+    e = Example(*EXAMPLES[number].shapes, EXAMPLES[number].attributes)
+    reached = mark_middle(e, array, value)
     np.testing.assert_array_equal(np.isfinite(e.run(reached.shape, threads=2)), ~reached)
     assert reached.any()
     assert not reached.all()

@@ -5,6 +5,7 @@
 
 #include "kernels/conv/depthwise_planes_table.h"
 #include "kernels/conv/plane.h"
+#include "primitives/rounding.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
 
@@ -13,13 +14,7 @@ namespace {
 
 // Largest number of floats of a copy, so that it stays in the first-level cache.
 constexpr std::int64_t kCopyFloats = 6 << 10;
-// Floats of the longest vector of all instruction sets.
-constexpr std::int64_t kLongestVector = 16;
 constexpr double kProductNanoseconds = 0.02;
-
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-}
 
 // [N, C, height, width] as images of one channel.
 Dims as_planes(const Dims& shape) {

@@ -8,6 +8,7 @@
 
 #include "kernels/conv/narrow_table.h"
 #include "kernels/conv/plane.h"
+#include "primitives/rounding.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
 #include "runtime/threads.h"
@@ -22,15 +23,10 @@ constexpr std::int64_t kLeastRun = 8;
 // filters, takes kLibraryCost as long for a product of vectors, because it waits less often for a sum.
 constexpr std::int64_t kLaneSum = 6;
 constexpr double kLibraryCost = 0.6;
-constexpr std::int64_t kWidestVector = 16;
 // Largest part of the results: columns of a line, and floats of the image that it reads.
 constexpr std::int64_t kPartColumns = 64;
 constexpr std::int64_t kPartFloats = 1 << 15;
 constexpr double kVectorNanoseconds = 0.5;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-    return (a + b - 1) / b;
-}
 
 // Shapes are given as [N, C, spatial]; in memory, arrays are [N, spatial, C]. w is [M, C, kernel] in memory, too.
 class NarrowConvolution final : public PlaneConvolution {
@@ -93,11 +89,11 @@ bool NarrowConvolution::suits(const Dims& x, const Dims& w, const Dims& y, const
     if ((apart && lines * columns * w[1] > kPartFloats) || run < kLeastRun) {
         return false;
     }
-    if (vary || narrow_table().grain < kWidestVector) {
+    if (vary || narrow_table().grain < kLongestVector) {
         return true;
     }
     const std::int64_t elements = count(w) / w[0];
-    const std::int64_t products = w[0] * (elements / run * divide_up(run, kWidestVector) + kLaneSum);
+    const std::int64_t products = w[0] * (elements / run * divide_up(run, kLongestVector) + kLaneSum);
     return static_cast<double>(products) <= kLibraryCost * static_cast<double>(elements);
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/conv/plane.h"
 #include "kernels/conv/shallow_table.h"
 #include "primitives/narrow.h"
+#include "primitives/rounding.h"
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
@@ -24,13 +25,6 @@ constexpr std::int64_t kLeastColumns = 64;
 // Largest number of floats of joined lines, if a part has several of them.
 constexpr std::int64_t kJoinedFloats = 3 << 13;
 constexpr double kProductNanoseconds = 0.02;
-
-// Floats of the longest vector of all instruction sets.
-constexpr std::int64_t kLongestVector = 16;
-
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-}
 
 // The shape [N, groups * C, spatial] as [N * groups, C, spatial]. Both are the same in memory.
 Dims by_group(const Dims& shape, std::int64_t groups) {

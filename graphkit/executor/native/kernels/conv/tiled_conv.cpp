@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "primitives/rounding.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
 #include "runtime/threads.h"
@@ -32,10 +33,6 @@ constexpr double kProductNanoseconds = 0.02;
 constexpr double kFilterNanoseconds = 4;
 // Bytes of filters that a thread reads in a nanosecond.
 constexpr double kFilterBytesPerNanosecond = 20;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-    return (a + b - 1) / b;
-}
 
 const TiledTable& table_of(TiledMethod method) {
     switch (method) {

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+
+#include "kernels/conv/window.h"
+#include "primitives/rounding.h"
 
 namespace graphkit {
 namespace {
-
-inline std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-    return (a + b - 1) / b;
-}
 
 // A spatial axis. Tap k of element i is added to position i * stride + k * dilation - begin.
 struct Axis {
@@ -47,6 +47,29 @@ struct Axis {
         }
     }
 };
+
+// Whether shapes and window have the same number of axes, 1 to `most`, and no pads below 0.
+inline bool covers_axes(const Dims& x, const Dims& w, const Dims& y, const Window& window, std::size_t most) {
+    const std::size_t axes = window.strides.size();
+    const auto at_least = [&](const Dims& values, std::int64_t least) {
+        return values.size() == axes && std::all_of(values.begin(), values.end(), [&](auto v) { return v >= least; });
+    };
+    return axes >= 1 && axes <= most && x.size() == axes + 2 && w.size() == axes + 2 && y.size() == axes + 2 &&
+           at_least(window.strides, 1) && at_least(window.dilations, 1) && at_least(window.pads_begin, 0) &&
+           at_least(window.pads_end, 0);
+}
+
+// Returns spatial axis `i` of shapes for which covers_axes holds. Throws NativeError, with the description of `kernel`,
+// for sizes that do not match.
+inline Axis spatial_axis(const Dims& x, const Dims& w, const Dims& y, const Window& window, std::size_t i,
+                         const Kernel& kernel) {
+    const Axis axis{x[2 + i], y[2 + i], w[2 + i], window.strides[i], window.dilations[i], window.pads_begin[i]};
+    const std::int64_t room = axis.positions + axis.begin + window.pads_end[i] - axis.reach() - 1;
+    if (axis.size > 0 && (room < 0 || room / axis.stride + 1 != axis.size)) {
+        throw NativeError(kernel.describe() + ": spatial dimension " + std::to_string(i) + " does not fit");
+    }
+    return axis;
+}
 
 // Treats `stride` adjacent positions along the last axis as filters of one position: in memory they are adjacent, like
 // filters, and fill lanes that few filters leave empty. Position o reads tap t * stride + r of element (o + begin) /

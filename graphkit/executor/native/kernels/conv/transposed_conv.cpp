@@ -115,12 +115,7 @@ class TransposedConvolution final : public Kernel {
 
 bool TransposedConvolution::covers(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
     const std::size_t axes = window.strides.size();
-    const auto at_least = [&](const Dims& values, std::int64_t least) {
-        return values.size() == axes && std::all_of(values.begin(), values.end(), [&](auto v) { return v >= least; });
-    };
-    if (axes < 1 || axes > 2 || x.size() != axes + 2 || w.size() != axes + 2 || y.size() != axes + 2 || count(w) == 0 ||
-        window.groups != 1 || !at_least(window.strides, 1) || !at_least(window.dilations, 1) ||
-        !at_least(window.pads_begin, 0) || !at_least(window.pads_end, 0)) {
+    if (!covers_axes(x, w, y, window, 2) || count(w) == 0 || window.groups != 1) {
         return false;
     }
     // The products of whole lines are kept.
@@ -145,12 +140,7 @@ TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const
     filters_ = w[1];
     Axis* const axes[] = {&outer_, &inner_};
     for (std::size_t i = 0; i < window.strides.size(); ++i) {
-        Axis& axis = *axes[i];
-        axis = {x[2 + i], y[2 + i], w[2 + i], window.strides[i], window.dilations[i], window.pads_begin[i]};
-        const std::int64_t room = axis.positions + axis.begin + window.pads_end[i] - axis.reach() - 1;
-        if (axis.size > 0 && (room < 0 || room / axis.stride + 1 != axis.size)) {
-            throw NativeError(describe() + ": spatial dimension " + std::to_string(i) + " does not fit");
-        }
+        *axes[i] = spatial_axis(x, w, y, window, i, *this);
     }
     if (x[0] != y[0] || x[1] != w[0] || y[1] != w[1]) {
         throw NativeError(describe() + ": batch or channels do not fit");

@@ -10,6 +10,7 @@
 #include "kernels/conv/transposed_axis.h"
 #include "kernels/conv/transposed_conv.h"
 #include "kernels/conv/transposed_planes_table.h"
+#include "primitives/rounding.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
 #include "runtime/threads.h"
@@ -29,12 +30,6 @@ constexpr std::int64_t kCopied = 144;
 constexpr std::int64_t kUnitsPerThread = 4;
 constexpr double kProductNanoseconds = 0.02;
 constexpr double kSumNanoseconds = 0.1;
-// Floats of the longest vector of all instruction sets.
-constexpr std::int64_t kLongestVector = 16;
-
-std::int64_t whole_vectors(std::int64_t floats) {
-    return divide_up(floats, kLongestVector) * kLongestVector;
-}
 
 // x [N, groups * C, spatial], w [groups * C, M, kernel], y [N, groups * M, spatial]. Each group of channels of an image
 // is computed like an image. Constant weights may come packed.
@@ -114,17 +109,11 @@ class TransposedPlanes final : public Kernel {
     std::vector<std::int64_t> offsets_;  // of each channel in a copy
 };
 
-bool fits(const Dims& values, std::size_t axes, std::int64_t least) {
-    return values.size() == axes && std::all_of(values.begin(), values.end(), [&](auto v) { return v >= least; });
-}
-
 }  // namespace
 
 bool TransposedPlanes::covers(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
     const std::size_t axes = window.strides.size();
-    if (axes < 1 || axes > 3 || x.size() != axes + 2 || w.size() != axes + 2 || y.size() != axes + 2 || count(w) == 0 ||
-        window.groups < 1 || !fits(window.strides, axes, 1) || !fits(window.dilations, axes, 1) ||
-        !fits(window.pads_begin, axes, 0) || !fits(window.pads_end, axes, 0)) {
+    if (!covers_axes(x, w, y, window, 3) || count(w) == 0 || window.groups < 1) {
         return false;
     }
     // The products of whole lines are kept.
@@ -149,12 +138,7 @@ TransposedPlanes::TransposedPlanes(const Dims& x, const Dims& w, const Dims& y, 
     Axis* const axes[] = {&outer_, &middle_, &inner_};
     const std::size_t rank = window.strides.size();
     for (std::size_t i = 0; i < rank; ++i) {
-        Axis& axis = *(i + 1 == rank ? &inner_ : axes[i]);
-        axis = {x[2 + i], y[2 + i], w[2 + i], window.strides[i], window.dilations[i], window.pads_begin[i]};
-        const std::int64_t room = axis.positions + axis.begin + window.pads_end[i] - axis.reach() - 1;
-        if (axis.size > 0 && (room < 0 || room / axis.stride + 1 != axis.size)) {
-            throw NativeError(describe() + ": spatial dimension " + std::to_string(i) + " does not fit");
-        }
+        *(i + 1 == rank ? &inner_ : axes[i]) = spatial_axis(x, w, y, window, i, *this);
     }
     if (x[0] != y[0] || x[1] != w[0] || x[1] % groups_ != 0 || y[1] != groups_ * w[1]) {
         throw NativeError(describe() + ": batch or channels do not fit");
@@ -179,7 +163,7 @@ void TransposedPlanes::divide() {
         elements = std::min(elements, std::max(divide_up(outer_.size, wanted), kUnitsPerThread * outer_.span()));
     }
     band_ = std::max<std::int64_t>(elements, 1) * outer_.stride;
-    pitch_ = whole_vectors(band_elements() * line()) + kLongestVector;
+    pitch_ = round_up(band_elements() * line(), kLongestVector) + kLongestVector;
 }
 
 void TransposedPlanes::place_taps() {

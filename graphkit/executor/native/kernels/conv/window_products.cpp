@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "primitives/rounding.h"
 #include "simd/half.h"
 
 namespace graphkit {
@@ -21,10 +22,6 @@ constexpr std::int64_t kChannelsTogether = 4;
 
 // Most floats of a line of windows.
 constexpr double kMostLineFloats = 0x1p40;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-    return (a + b - 1) / b;
-}
 
 std::int64_t padded(std::int64_t columns) {
     return divide_up(columns, kWindowGrain) * kWindowGrain;

@@ -137,44 +137,40 @@ void copy_panel(const T* b, std::int64_t b_depth, std::int64_t b_column, std::in
     }
 }
 
-// Multiplies one row by a part of b, whose rows are read as a whole, in the order of memory.
+// Multiplies one row by a part of b, whose rows are read as a whole, in the order of memory. At most kPanels panels.
 template <typename T>
 void multiply_row(const T* a, std::int64_t a_depth, const T* b, std::int64_t b_depth, std::int64_t depth, T* y,
                   std::int64_t columns, bool adds) {
-    constexpr std::int64_t kBlock = 1024;
     constexpr int kTogether = 8;
-    alignas(kVectorBytes) T sums[kBlock];
-    for (std::int64_t begin = 0; begin < columns; begin += kBlock) {
-        const std::int64_t width = std::min(kBlock, columns - begin);
-        std::fill_n(sums, width, T{0});
-        const auto add_rows = [&](std::int64_t k, auto count) {
-            constexpr int kRows = decltype(count)::value;
-            Vector<T> factors[kRows];
-            for (int r = 0; r < kRows; ++r) {
-                factors[r] = splat(a[(k + r) * a_depth]);
-            }
-            const T* const from = b + k * b_depth + begin;
-            map_row(sums, width, [&](auto&& read) {
-                Vector<T> sum = read(sums, T{0});
+    alignas(kVectorBytes) T sums[kPanels * kTileColumns<T>];
+    std::fill_n(sums, columns, T{0});
+    const auto add_rows = [&](std::int64_t k, auto count) {
+        constexpr int kRows = decltype(count)::value;
+        Vector<T> factors[kRows];
+        for (int r = 0; r < kRows; ++r) {
+            factors[r] = splat(a[(k + r) * a_depth]);
+        }
+        const T* const from = b + k * b_depth;
+        map_row(sums, columns, [&](auto&& read) {
+            Vector<T> sum = read(sums, T{0});
 #pragma GCC unroll 8
-                for (int r = 0; r < kRows; ++r) {
-                    sum += factors[r] * read(from + r * b_depth, T{0});
-                }
-                return sum;
-            });
-        };
-        std::int64_t k = 0;
-        for (; k + kTogether <= depth; k += kTogether) {
-            add_rows(k, std::integral_constant<int, kTogether>{});
-        }
-        for (; k < depth; ++k) {
-            add_rows(k, std::integral_constant<int, 1>{});
-        }
-        map_row(y + begin, width, [&](auto&& read) {
-            const Vector<T> sum = read(sums, T{0});
-            return adds ? read(y + begin, T{0}) + sum : sum;
+            for (int r = 0; r < kRows; ++r) {
+                sum += factors[r] * read(from + r * b_depth, T{0});
+            }
+            return sum;
         });
+    };
+    std::int64_t k = 0;
+    for (; k + kTogether <= depth; k += kTogether) {
+        add_rows(k, std::integral_constant<int, kTogether>{});
     }
+    for (; k < depth; ++k) {
+        add_rows(k, std::integral_constant<int, 1>{});
+    }
+    map_row(y, columns, [&](auto&& read) {
+        const Vector<T> sum = read(sums, T{0});
+        return adds ? read(y, T{0}) + sum : sum;
+    });
 }
 
 // Multiplies a part of the depth, from element `first` on.

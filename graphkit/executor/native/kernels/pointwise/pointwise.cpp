@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "primitives/rounding.h"
 #include "runtime/bindings.h"
 #include "runtime/cpu_info.h"
 #include "runtime/isa.h"
@@ -22,10 +23,6 @@ constexpr std::int64_t kBlockBytes = 2048;
 constexpr std::int64_t kSmallestBlock = 256;
 // Longest block of a kernel with a single step: there is no later step that reads its block from the cache.
 constexpr std::int64_t kLongBlock = std::int64_t{1} << 20;
-
-std::int64_t round_up(std::int64_t value, std::int64_t step) {
-    return (value + step - 1) / step * step;
-}
 
 std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count, const std::vector<Dims>& inputs) {
     std::int64_t total = 0;
