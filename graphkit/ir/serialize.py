@@ -156,7 +156,7 @@ def _remove_unreferenced(path: Path, stem: str, current: Path | None) -> None:
     is renamed. The last of several saves at the same time removes the weights of all others.
     """
     pattern = re.compile(re.escape(stem) + r"\.[0-9a-f]{16}\.safetensors")
-    old = [f for f in path.parent.iterdir() if pattern.fullmatch(f.name) and f != current]
+    old = {f: _state(f) for f in path.parent.iterdir() if pattern.fullmatch(f.name) and f != current}
     if not old or has_pending(path):
         return
     heads = []
@@ -164,11 +164,21 @@ def _remove_unreferenced(path: Path, stem: str, current: Path | None) -> None:
     for document in path.parent.glob("*.json"):
         with contextlib.suppress(OSError), document.open("rb") as file:
             heads.append(file.read(4096))
-    for leftover in old:
-        if not any(leftover.name.encode() in head for head in heads):
+    for leftover, state in old.items():
+        # Another process may have written the same weights again since then.
+        if not any(leftover.name.encode() in head for head in heads) and _state(leftover) == state:
             # On Windows, a file that another process has open cannot be removed. The next save removes it.
             with contextlib.suppress(OSError):
                 leftover.unlink()
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """Return numbers that change if another process replaces a file; None if it is missing."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _read_document(path: Path) -> dict[str, Any]:

@@ -524,6 +524,21 @@ def test_another_save_renames_its_file_before_old_weights_go(saved: Path, monkey
     serialize.load(saved, resolve)
 
 
+def test_old_weights_that_another_save_writes_again_stay(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, params = everything()
+    weights = weights_of(saved)
+
+    def has_pending(path: Path) -> bool:
+        again = path.with_name("again")
+        again.write_bytes(weights.read_bytes())
+        again.replace(weights)
+        return False
+
+    monkeypatch.setattr(serialize, "has_pending", has_pending)
+    serialize.save(saved, graph, params | {"s": np.ones(4, np.float32)})
+    assert weights.exists()
+
+
 def test_a_save_while_the_file_is_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, params = everything()
     read = serialize.read_weights
