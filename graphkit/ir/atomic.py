@@ -22,7 +22,6 @@ from graphkit.errors import RuntimeFailure
 from graphkit.ir.locks import try_lock
 
 _SUFFIX = ".graphkit.tmp"
-_TEMPORARY = r"\..+\.[0-9a-f]{12}" + re.escape(_SUFFIX)
 _SCRATCH = "graphkit-scratch-"
 _OWNER = "owner"
 
@@ -127,9 +126,15 @@ def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files in `folder` whose processes have ended."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            if re.fullmatch(_TEMPORARY, entry.name) and _is_abandoned(Path(entry.path)):
+            if re.fullmatch(_temporary(".+"), entry.name) and _is_abandoned(Path(entry.path)):
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)
+
+
+def has_pending(target: Path) -> bool:
+    """Return whether a `PendingFile` for `target` exists, of any process."""
+    pattern = re.compile(_temporary(re.escape(target.name)))
+    return any(pattern.fullmatch(name) for name in os.listdir(target.parent))
 
 
 def sync_folder(folder: Path) -> None:
@@ -140,6 +145,11 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _temporary(name: str) -> str:
+    """Return the pattern of temporary files for targets whose names match a pattern."""
+    return rf"\.{name}\.[0-9a-f]{{12}}{re.escape(_SUFFIX)}"
 
 
 def _locked_file(choose: Callable[[], Path]) -> tuple[Path, int]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from graphkit.collector import without_gc
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, RuntimeFailure, UnsafeModel, UsageError
-from graphkit.ir.atomic import PendingFile, sync_folder
+from graphkit.ir.atomic import PendingFile, has_pending, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
 from graphkit.ir.graph import Graph
 from graphkit.ir.json_file import read_json
@@ -118,7 +118,20 @@ def load(
         InvalidModel: The file is damaged. The message names file and place.
     """
     path = Path(path)
-    document = _read_document(path)
+    while True:
+        document = _read_document(path)
+        try:
+            return _decoded(path, document, resolve, external_root)
+        except GraphkitError:
+            # Another process may have saved a model to `path`, and removed the weights of this document.
+            if _read_document(path).get("weights") == document.get("weights"):
+                raise
+
+
+def _decoded(
+    path: Path, document: Mapping[str, Any], resolve: Resolve, external_root: str | Path | None
+) -> tuple[Graph, dict[str, np.ndarray | StoredArray], dict[str, str]]:
+    """Return what `load` returns, for the content of the JSON file."""
     try:
         _check_version(document)
         meta = strings(document.get("meta", {}), "meta")
@@ -137,21 +150,35 @@ def load(
 
 
 def _remove_unreferenced(path: Path, stem: str, current: Path | None) -> None:
-    """Remove older weights of the same model, unless another JSON file of the folder names them."""
+    """Remove older weights of the same model, unless a JSON file of the folder names them.
+
+    While another process saves a model to `path`, nothing is removed: its weights may be complete before its JSON file
+    is renamed. The last of several saves at the same time removes the weights of all others.
+    """
     pattern = re.compile(re.escape(stem) + r"\.[0-9a-f]{16}\.safetensors")
-    old = [f for f in path.parent.iterdir() if pattern.fullmatch(f.name) and f != current]
-    if not old:
+    old = {f: _state(f) for f in path.parent.iterdir() if pattern.fullmatch(f.name) and f != current}
+    if not old or has_pending(path):
         return
     heads = []
-    for other in path.parent.glob("*.json"):
-        if other != path:
-            with contextlib.suppress(OSError), other.open("rb") as file:
-                heads.append(file.read(4096))
-    for leftover in old:
-        if not any(leftover.name.encode() in head for head in heads):
+    # Read after `has_pending`: another process may have renamed its JSON file to `path` before.
+    for document in path.parent.glob("*.json"):
+        with contextlib.suppress(OSError), document.open("rb") as file:
+            heads.append(file.read(4096))
+    for leftover, state in old.items():
+        # Another process may have written the same weights again since then.
+        if not any(leftover.name.encode() in head for head in heads) and _state(leftover) == state:
             # On Windows, a file that another process has open cannot be removed. The next save removes it.
             with contextlib.suppress(OSError):
                 leftover.unlink()
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """Return numbers that change if another process replaces a file; None if it is missing."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _read_document(path: Path) -> dict[str, Any]:

@@ -186,7 +186,9 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     if not isinstance(manifest.get("version"), int):
         raise InvalidModel(f"{path} is damaged: it has no version")
     if manifest["version"] > _VERSION:
-        raise InvalidModel(f"{path} has version {manifest['version']}; this graphkit reads up to {_VERSION}")
+        raise InvalidModel(
+            f"{path} has version {manifest['version']}; this graphkit reads up to {_VERSION}: upgrade graphkit"
+        )
     manifests.check(manifest, str(path))
     return manifest
 

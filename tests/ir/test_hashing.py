@@ -8,6 +8,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,7 +45,30 @@ def test_blake2b8_is_equal_with_and_without_the_extension(sizes: list[int], monk
         patch.delitem(sys.modules, "graphkit._native")
         assert hash_of(BLAKE2B8, chunks) == native
         assert hash_of(BLAKE2B8, [b"".join(chunks)]) == native
-    assert import_extension().blake2b(np.frombuffer(b"".join(chunks), np.uint8), 1 << 20, True) == native
+
+
+def test_weights_are_hashed_by_the_extension(tmp_path: Path) -> None:
+    """In a new process, saving and loading import it for them. Without it, hashing takes several times as long."""
+    code = """
+        import sys
+        import numpy as np
+        import graphkit as gk
+        from graphkit.ir import hashing
+        class Refused:
+            def __init__(self):
+                raise AssertionError("hashed in Python")
+        hashing._Blake2b8 = Refused
+        if sys.argv[1] == "save":
+            net = gk.Model(gk.relu(gk.parameter("w", [1 << 20], init="zeros")))
+            net.params["w"] = np.ones(1 << 20, np.float32)
+            net.save(sys.argv[2])
+        else:
+            assert gk.load(sys.argv[2]).params["w"].shape == (1 << 20,)
+    """
+    for action in ("save", "load"):
+        command = [sys.executable, "-P", "-c", textwrap.dedent(code), action, str(tmp_path / "net.json")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 def test_blake2b8_does_not_change() -> None:

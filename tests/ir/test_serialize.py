@@ -499,6 +499,60 @@ def test_old_weights_go_when_nothing_names_them(saved: Path) -> None:
     serialize.load(other, resolve)
 
 
+def test_weights_of_another_save_at_the_same_time_stay(saved: Path) -> None:
+    """They may be complete before the JSON file that names them is renamed."""
+    graph, params = everything()
+    weights = weights_of(saved)
+    with atomic.PendingFile(saved.parent, saved.name):
+        serialize.save(saved, graph, params | {"s": np.ones(4, np.float32)})
+        assert weights.exists()
+    serialize.save(saved, graph, params | {"s": np.full(4, 2, np.float32)})
+    assert len(list(saved.parent.glob("net.*.safetensors"))) == 1
+
+
+def test_another_save_renames_its_file_before_old_weights_go(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, params = everything()
+    first, weights = saved.read_bytes(), weights_of(saved)
+
+    def has_pending(path: Path) -> bool:
+        path.write_bytes(first)
+        return False
+
+    monkeypatch.setattr(serialize, "has_pending", has_pending)
+    serialize.save(saved, graph, params | {"s": np.ones(4, np.float32)})
+    assert weights.exists()
+    serialize.load(saved, resolve)
+
+
+def test_old_weights_that_another_save_writes_again_stay(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, params = everything()
+    weights = weights_of(saved)
+
+    def has_pending(path: Path) -> bool:
+        again = path.with_name("again")
+        again.write_bytes(weights.read_bytes())
+        again.replace(weights)
+        return False
+
+    monkeypatch.setattr(serialize, "has_pending", has_pending)
+    serialize.save(saved, graph, params | {"s": np.ones(4, np.float32)})
+    assert weights.exists()
+
+
+def test_a_save_while_the_file_is_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, params = everything()
+    read = serialize.read_weights
+
+    def read_later(*args: Any) -> Any:
+        monkeypatch.undo()
+        serialize.save(saved, graph, params | {"s": np.ones(4, np.float32)})
+        return read(*args)
+
+    monkeypatch.setattr(serialize, "read_weights", read_later)
+    _, arrays, _ = serialize.load(saved, resolve)
+    assert float(arrays["s"][0]) == 1
+
+
 def test_model_without_tensors_has_no_weights_file(saved: Path) -> None:
     x = Value(TensorType("float32", (2,)), "x")
     serialize.save(saved, Graph([x], [F.neg(x)]), {})

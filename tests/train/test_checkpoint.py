@@ -171,6 +171,15 @@ def test_inconsistent_manifest_changes_nothing(tmp_path, name):
     assert before == {key: array.tobytes() for key, array in trainer.net.params.items()}
 
 
+def test_newer_checkpoint_asks_for_an_upgrade(tmp_path):
+    trainer = gk.Trainer(model())
+    trainer.save(tmp_path)
+    path = tmp_path / checkpoint.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 4}))
+    with pytest.raises(InvalidModel, match="has version 4; this graphkit reads up to 3: upgrade graphkit"):
+        trainer.resume(tmp_path)
+
+
 @pytest.mark.parametrize(("digits", "shown"), [(60, "1" * 60), (61, "1" * 57 + "...")])
 def test_error_shows_beginning_of_long_value(tmp_path, digits, shown):
     trainer = gk.Trainer(model())

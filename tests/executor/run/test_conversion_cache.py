@@ -53,7 +53,7 @@ def test_hash_is_that_of_hashlib():
     for size in (0, 1, 127, 128, 129, 255, 256, 257, 1000):
         expected = hashlib.blake2b(data[:size].tobytes(), digest_size=32).hexdigest()
         for piece in (1, 64, 100, 128, 1000):
-            assert native.blake2b(data[:size], piece, False) == expected
+            assert native.blake2b(data[:size], piece) == expected
 
 
 def hash_in_parts(data):
@@ -74,7 +74,10 @@ def test_hash_in_parts_is_that_of_hashlib(isa):
         for size in (0, 1, 1023, 1024, 1025, 2048, 5000):
             expected = hash_in_parts(data[:size])
             for piece in (1, 100, 1023, 1024, 1025, 3000, 5000):
-                assert native.blake2b(data[:size], piece, True) == expected
+                found = native.Blake2b8()
+                for start in range(0, size, piece):
+                    found.update(data[start : min(start + piece, size)])
+                assert found.hexdigest() == expected
     finally:
         native.use_isa("")
 
@@ -207,6 +210,17 @@ def test_entry_has_the_time_of_its_conversion(cached, path, tmp_path, mlp_file):
     cached.converts(path, converter=converter)
     (kept,) = cached.folder.iterdir()
     assert kept.stat().st_mtime > 1
+
+
+def test_a_folder_in_the_place_of_an_entry_is_named_before_the_conversion(cached, path):
+    assert cached.converts(path) == 1
+    (kept,) = cached.folder.iterdir()
+    kept.unlink()
+    kept.mkdir()
+    status, message, _ = opened(path, converter=cached.converter, cache_folder=os.fsencode(cached.folder))
+    assert status == "GK_ERROR_FILE"
+    assert f"{kept} is a folder" in message
+    assert cached.count() == 1
 
 
 def test_program_above_the_bound_is_not_kept(cached, path, mlp_file):

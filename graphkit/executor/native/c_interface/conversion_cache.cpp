@@ -356,6 +356,10 @@ ConversionCache::ConversionCache(const std::string& network, const ConverterOpti
     check_folder(folder_);
     key_ = key_of(network, command_, folder_);
     place_ = converter.empty() ? latest_entry(folder_, key_) : place_of(folder_, key_, converter);
+    std::error_code ignored;
+    if (std::filesystem::is_directory(place_, ignored)) {
+        fail(folder_, place_ + " is a folder, so that the converted program cannot be stored. Remove it");
+    }
 }
 
 std::unique_ptr<SavedFile> ConversionCache::find(int threads) const {

@@ -16,9 +16,9 @@ namespace graphkit {
 // of files that arguments name, the version of graphkit, and the processor. A hash of the converter itself follows.
 class ConversionCache {
   public:
-    // Makes the folder if it does not exist. Throws FileError, also if other users may write into it.
-    // `options` has the folder. `converter` is the path of the converter, or "" if there is none: then an entry of any
-    // converter is found.
+    // Makes the folder if it does not exist. Throws FileError, also if other users may write into it, or if the place
+    // is a folder itself. `options` has the folder. `converter` is the path of the converter, or "" if there is none:
+    // then an entry of any converter is found.
     ConversionCache(const std::string& network, const ConverterOptions& options, const std::string& converter);
 
     // Opens the program; null if it is missing, damaged, or written for another processor.

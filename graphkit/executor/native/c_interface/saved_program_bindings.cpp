@@ -46,23 +46,18 @@ GRAPHKIT_BINDINGS(saved_program) {
         "Return a checksum that continues `seed`.");
     m.def(
         "blake2b",
-        [](nb::handle bytes, std::size_t piece, bool in_lanes) {
+        [](nb::handle bytes, std::size_t piece) {
             const Array array = open_array(bytes, "bytes", false);
             const std::string_view all(static_cast<const char*>(array.data), array.bytes);
             piece = std::max<std::size_t>(piece, 1);
             Blake2b hash;
-            LongHash lanes;
             for (std::size_t at = 0; at < all.size(); at += piece) {
-                in_lanes ? lanes.add(all.substr(at, piece)) : hash.add(all.substr(at, piece));
-            }
-            if (in_lanes) {
-                lanes.finish(hash);
+                hash.add(all.substr(at, piece));
             }
             return hash.hex();
         },
-        "bytes"_a, "piece"_a, "in_lanes"_a,
-        nb::sig("def blake2b(bytes: numpy.ndarray, piece: int, in_lanes: bool) -> str"),
-        "Return a hash as the C library's cache of converted networks computes it, of `piece` bytes at once.");
+        "bytes"_a, "piece"_a, nb::sig("def blake2b(bytes: numpy.ndarray, piece: int) -> str"),
+        "Return the BLAKE2b of the C library, with 32 bytes, of `piece` bytes at once.");
     nb::class_<Blake2b8>(m, "Blake2b8", "The hash of weights; see graphkit.ir.hashing.")
         .def(nb::init<>())
         .def("update", &Blake2b8::update, "bytes"_a, nb::sig("def update(self, bytes: numpy.ndarray) -> None"),
