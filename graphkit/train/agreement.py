@@ -94,7 +94,7 @@ class NoAgreement:
     """The agreement of a rank that takes independent steps: nothing is compared."""
 
     def set_resumed(self, run: Mapping[str, Any]) -> None:
-        """Compare, in later steps, which run the ranks have resumed. run: facts of the checkpoint, by name."""
+        """Store which run this rank has resumed: later steps compare it. run: facts of the checkpoint, by name."""
 
     def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
         return nullcontext()

@@ -81,8 +81,8 @@ class Averages:
     def __init__(self, params: ParamStore, owner: SlotOwner, exist: bool):
         self._params, self._owner, self._exist = params, owner, exist
         self.are_swapped = False
-        # The float32 averages of float16 and bfloat16 parameters, between two swaps. Meanwhile, these parameters
-        # contain the rounded averages.
+        # While averages and parameters are exchanged: the float32 averages of float16 and bfloat16 parameters. The
+        # parameters themselves contain the rounded averages.
         self._unrounded: dict[str, np.ndarray] = {}
 
     def start(self) -> None:

@@ -53,8 +53,8 @@ class BackgroundWork:
 
     depth: number of batches loaded ahead. With 0, or without the native engine, everything runs in the calling thread.
 
-    If a metric raises an exception in its worker, the next call of `measure` or `wait_for_metrics` raises it, or the
-    end of the block.
+    If a metric raises an exception in its worker, the exception is raised again by the next call of `measure` or
+    `wait_for_metrics`, or at the end of the block.
     """
 
     def __init__(self, depth: int):
@@ -63,7 +63,8 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a worker may compute metrics. If not, a wait would give the GIL to the thread that loads batches.
+        # Whether a worker is perhaps still computing metrics. If not, nothing waits: a wait would give the GIL to the
+        # thread that loads batches.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

@@ -38,7 +38,7 @@ _LEARNED = {
     "Mul": (0, 1),
 }
 _STATISTICS = (3, 4)
-# Operators whose constant operands may be weights, or numbers of a formula.
+# Operators whose constant operands may be weights, or fixed numbers such as the 0.5 of GELU.
 _ELEMENTWISE = frozenset({"Add", "Mul"})
 # Operators that only rearrange, select or cast elements of their first operand (Concat: all operands).
 _ARRANGING = frozenset(

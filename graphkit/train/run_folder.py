@@ -140,7 +140,7 @@ class RunFolder:
                         opened.pop_all()
                         break
                     if locked:
-                        # Its last owner has just removed the file.
+                        # The previous holder of the lock has just removed the file: create it again.
                         continue
                     if time.monotonic() >= deadline:
                         owner = _describe_holder(os.read(descriptor, 4096))

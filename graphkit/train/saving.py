@@ -172,9 +172,9 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         trainer._agreement.set_resumed({"name": saved.run, **at})
         if own_residuals is not None:
             exchange.restore_residuals(own_residuals)
-        # Only rank 0 restores accumulated gradients. With all-reduce, every rank still restores their weight, because
-        # it divides by the weight of all ranks. With parameter servers, the other workers restore the weight 0, because
-        # a worker divides only its own gradients.
+        # Only rank 0 restores accumulated gradients. With all-reduce, every rank restores the weight of these
+        # gradients, because each rank divides the summed gradients by it. With parameter servers, the other workers
+        # restore the weight 0, because a worker divides only its own gradients.
         has_none = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
         weight = 0.0 if has_none else float(saved.settings.get("waiting_weight", 0.0))
         stepper.accumulated, stepper.accumulated_weight = accumulated, weight

@@ -81,7 +81,8 @@ class OptimizerUpdater:
         self._slots: dict[Key, list[np.ndarray]] = {}
         self._averages: dict[Key, np.ndarray] = {}
         self._updates: dict[Key, int] = {}
-        # Compiled programs and the names of their inputs, by type (updates also by weight decay).
+        # The names of the inputs of each compiled program, and the program. The keys are types; those of `_programs`
+        # also contain the weight decay.
         self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 

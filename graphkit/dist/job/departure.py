@@ -4,9 +4,9 @@ Workers take steps independently: they agree through heartbeats, not through a c
 SIGTERM, or sees that another process has, votes with the number of its completed steps. When all workers have voted,
 all stop after the step of the largest vote.
 
-A worker that has voted takes a further step only if another worker has voted for a later step, or has not voted and has
-begun more steps. Its vote will be at least the number of steps that it has begun. So no worker takes more steps than
-the largest vote.
+A worker that has voted takes a further step only in two cases: another worker has voted for a later step, or another
+worker has begun more steps and has not voted yet. Each worker votes for at least as many steps as it has begun. So no
+worker takes more steps than the largest vote.
 
 This cannot deadlock: a worker that waits inside a step for a slower worker has begun more steps, so the slower worker
 takes its next step.

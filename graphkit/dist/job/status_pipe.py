@@ -122,7 +122,7 @@ class StatusPipe:
         return f"{first} left before all ranks had started MPI{others}"
 
     def _lost(self) -> list[int]:
-        """Return the ranks that left without a report, in this order.
+        """Return the ranks that left without a report, in the order in which they left.
 
         A launcher may kill other ranks before the process of the lost rank has ended. So ranks come last if they are
         known to have been ended by SIGKILL or SIGTERM.

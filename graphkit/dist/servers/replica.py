@@ -165,7 +165,7 @@ class ReplicatedServer:
         # For each worker and part, the number of the last message that cannot be lost: the follower has applied it, or
         # the part has no follower. `flush` sends these numbers.
         self._safe: dict[tuple[int, int], int] = {}
-        # The parts whose number of applied messages the next `flush` sends, each with the rank of its leader.
+        # For each part with newly applied messages: the rank of its leader, to which `flush` sends their number.
         self._advanced: dict[int, int] = {}
         for part in range(servers):
             leader, follower = leader_and_follower(part, servers, self.lost)

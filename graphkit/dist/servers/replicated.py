@@ -182,7 +182,7 @@ def serve(communicator: MpiCommunicator) -> None:
                 arrived = mesh.receive(_CHECK)
                 if (reason := communicator.lost()) is not None:
                     raise RuntimeFailure(reason)
-        # Failures first: they explain losses. Reports of losses last: the frames of a lost rank arrived before.
+        # Failures first: they explain losses. Reports of losses last, after the frames that the lost rank had sent.
         arrived.sort(key=lambda each: 0 if _is(each[1], FrameKind.FAILED) else 2 if _is(each[1], FrameKind.LOST) else 1)
         for source, frame in arrived:
             if frame is not None and frame.kind == FrameKind.END:

@@ -84,7 +84,10 @@ class _Accepting:
         self._by_number: dict[int, bool] = {}
 
     def all_values(self, node: Node) -> bool:
-        """Return whether `value_check` is known to return None. False for operators that override it."""
+        """Return whether a node surely accepts all values of its operands.
+
+        False for operators with their own `value_check`.
+        """
         op = node.op
         found = self._known.get(id(op))
         if found is None:

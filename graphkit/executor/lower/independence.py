@@ -98,11 +98,11 @@ class _Proof:
         axes |= {value: self.inner[value] for value in node.operands if value in self.inner}
         is_pointwise = isinstance(node.op, Op) and node.op.pointwise
         if len(set(node.operands)) < len(node.operands) and not is_pointwise:
-            return None  # one value is two operands, such as table and indices
+            return None  # the same value is passed twice, for example as table and as indices
         first, kind = node.operands[0], _shape(node.outputs[0].type) or ()
         if is_op(node, "Transpose", "Unsqueeze") or (is_op(node, "Squeeze") and len(node.operands) > 1):
-            # The order along each axis stays: the type of the result shows the axis of the rows. A Squeeze without axes
-            # would remove this axis for a single row.
+            # These operators only move, add or remove axes: the rows are along the axis of the result that has their
+            # size. A Squeeze without axes would remove this axis for a single row.
             return [kind.index(self._rows)] if axes.keys() == {first} and self._rows in kind else None
         if is_op(node, *_ALONG_AN_AXIS):
             return self._along(node, axes)

@@ -23,9 +23,8 @@ class CarriedState(NamedTuple):
     Args:
         operand: Position of the node's operand that is the initial value.
         output: Position of the node's output that is the final value.
-        buffers: Where iterations write the state: the offsets of two buffers that take turns; or an index of
-            `LoopLayout.stacked`, whose slices are the state; or None for a buffer of run-time size outside of the
-            block.
+        buffers: Where iterations write the state. Two offsets: into two buffers that take turns. One number: into the
+            slices of this entry of `LoopLayout.stacked`. None: into a buffer of run-time size outside of the block.
     """
 
     operand: int

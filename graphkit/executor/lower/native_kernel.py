@@ -28,7 +28,7 @@ def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
 class PreparedKernel(Lowering):
     """A kernel of the native extension for exactly these shapes.
 
-    reads_all: Whether it packs no operand.
+    reads_all: Whether it reads every operand as it is: none is packed, and none is unread.
     """
 
     def __init__(self, kernel: NativeKernel, node: Node):

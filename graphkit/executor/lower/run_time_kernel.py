@@ -111,8 +111,9 @@ class RunTimeKernel(AtRunTime):
         self._lock = threading.Lock()
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
-        """Return the kernel. Raise RuntimeFailure for invalid shapes or elements, and with GRAPHKIT_STRICT
-        UnsupportedError if there is no kernel.
+        """Return the kernel. Raise RuntimeFailure for invalid shapes or elements.
+
+        If there is no kernel, and GRAPHKIT_STRICT is set, raise UnsupportedError.
         """
         key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
         with self._lock:
@@ -210,7 +211,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # With known sizes, accept only a kernel: views and known elements may depend on placeholder elements.
+                # If all sizes are known, only elements are placeholders. Views and known elements may then be wrong for
+                # the real elements, so only a kernel is accepted.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is unknown, or does not fit others

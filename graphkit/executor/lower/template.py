@@ -163,8 +163,8 @@ class Template:
         for value in graph.values:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
-        # Pairs of positions in the table whose sizes must be equal, and the name of the node that requires it. Symbolic
-        # inference has assumed that they are equal, or one is the bytes of a view, and the other the bytes of its root.
+        # Pairs of positions in the table whose sizes must be equal, and the name of the node that requires it. Some
+        # pairs are what symbolic inference has assumed; others are the bytes of a view and those of its root.
         self._equal: list[tuple[int, int, str]] = []
         computed = set(self.placement.steps)
         alike: dict[Hashable, _Step] = {}
@@ -239,7 +239,7 @@ class Template:
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
         """Return the _Step of this node. Nodes with equal operators, types and small constants share a _Step."""
         known = kernel_context(node, self.placement, self._known, self.settings)
-        # Leave out views of constants with symbolic sizes: they are like computed operands.
+        # Leave out constant operands whose sizes are symbolic: kernels read them like computed operands.
         arrays = {
             i: (v, a)
             for i, a in known.constant_inputs.items()

@@ -13,7 +13,7 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
 class Scope:
-    """A value is fixed if it depends only on parameters, constants and unchanged states (see `FixedValues`)."""
+    """A graph or a body, with its fixed values: those computed from parameters, constants and unchanged states alone."""
 
     def __init__(self, graph: Graph, path: str, captures: Mapping[Value, Value] | None, slices: set[Value]):
         """Find the fixed values of `graph`.

@@ -60,7 +60,7 @@ def save_adapter(model: Model, path: str | Path) -> None:
 
 @typed("gk.adapter_parameters")
 def adapter_parameters(model: Model) -> tuple[str, ...]:
-    """Return the names of the parameters that `gk.save_adapter` writes: of adapters, and others that are trained.
+    """Return the names of the parameters that `gk.save_adapter` writes: those of adapters, and other trained ones.
 
     Raises UsageError if the model has no adapters.
     """

@@ -25,7 +25,7 @@ from graphkit.train.adapters.settings import Lora
 
 PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<layer>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector)(\.weight)?")
-# Settings of peft without support, and their accepted values, which have no effect.
+# Settings of peft that are not supported, each with the values that are accepted because they change nothing.
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "lora_bias": (False,),

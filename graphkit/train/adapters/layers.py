@@ -235,7 +235,7 @@ def leaves_of(value: Value) -> set[Value]:
 
 
 def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Value, set[Any]]:
-    """Return how each graph input is used: the keys of weights that depend on it, and None for other uses.
+    """Return a set for each graph input: the keys of the weights that depend on it, and None if anything else does.
 
     weights: the weights of the layers in the outermost graph.
     """

@@ -50,7 +50,8 @@ class AllReduce(LocalExchange):
         self._options["collectives"] = self.collectives
         if spec.accumulate > 1:
             programs = steps.split_step(spec.graph, spec.trained, spec.rule, self.buckets)
-            # Collectives on a device are part of a program: a rank without samples needs one, even for the loss alone.
+            # On a device, only programs run collectives: a rank without samples needs a program, even if only the loss
+            # is reduced.
             on_device = self.collectives.on_device is not None
             self.idle_program = steps.split_idle_step(spec.graph, programs[0], spec.rule, on_device)
             return list(programs)

@@ -99,7 +99,7 @@ def division_of(
 
     Args:
         groups, micro_batches, axes, store, inputs: See `Division`.
-        conflicting: Whether the user has set each setting that conflicts with groups.
+        conflicting: For each setting that conflicts with groups: whether the user has set it.
     """
     if not groups:
         if micro_batches != 1:

@@ -1,7 +1,7 @@
 """Residuals of gradient compression in checkpoints.
 
-A residual is the part of the gradients that compression has not sent yet. Only the sum of all residuals matters: after
-a restart, other ranks may compress.
+A residual is the part of the gradients that compression has not sent yet. Only the sum of all residuals matters: they
+can be distributed anew if, after a restart, different ranks compress.
 """
 
 from __future__ import annotations

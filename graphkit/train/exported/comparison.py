@@ -17,8 +17,8 @@ from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.stepper import Stepper
 
-# Limits of relative differences of the loss and outputs, and of the changes of states: for float32, then for float16
-# and bfloat16.
+# Limits of relative differences, for float32, then for float16 and bfloat16. The first number of a pair is the limit
+# for the loss and outputs, the second one for the changes of states.
 LIMITS = (1e-4, 1e-3), (3e-2, 1e-1)
 
 # If a difference exceeds its limit, `_noise` measures how much rounding changes graphkit's own step, for example at the
@@ -189,8 +189,8 @@ def _noise(
 ) -> dict[str, float]:  # fmt: skip
     """Return, by role, how much a step of graphkit changes if parameters change by two units in the last place.
 
-    For states, the result is at least that of `_rounding`. It can be large: for a gradient of exactly 0, Adam divides a
-    rounding error by itself.
+    For states, the result is at least that of `_rounding`. It can be large: if a gradient of
+    exactly 0 becomes a rounding error, Adam divides this error by its own magnitude.
     """
     draw = np.random.default_rng(0)
     worst = {role: _rounding(names, before.states, new.states) for role, names in roles.items()}

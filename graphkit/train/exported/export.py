@@ -179,7 +179,7 @@ def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
     """Return the steps of the comparison: the learning rate of each, and whether it flushes.
 
     First come all steps up to the next update. With `accumulate`, a step with `flush` follows, which updates with one
-    batch. The last step begins after an update.
+    batch. One more step follows, which begins directly after an update.
     """
     schedule, count = trainer.optimizer.schedule, accumulate - trainer._stepper.accumulated
     if schedule.is_open and trainer._rates.run_updates is None:

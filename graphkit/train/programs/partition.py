@@ -29,7 +29,7 @@ class Partition:
         stage_of: The stage of each node with operands. Nodes without operands are computed by each stage that reads
             them.
         copies: For parameters and states that several stages read: the stages that do not own them.
-        crossings: For values that later stages read, in the order of the graph: these stages.
+        crossings: For each value that later stages read, in the order of the graph: the stages that read it.
     """
 
     graph: Graph

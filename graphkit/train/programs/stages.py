@@ -212,7 +212,8 @@ class _JointGraph:
     def split(self) -> tuple[Graph, Graph | None, Mapping[str, str], tuple[str, ...]]:
         forward_part = self.forward
         outputs = forward_part.forward_outputs()
-        # Each gradient is the update of a placeholder state: graph passes replace gradients, but keep states.
+        # Make each gradient the update of a placeholder state. Graph passes may replace the value of the gradient, but
+        # keep the state, by which the new value is found.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
             [*forward_part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],

@@ -169,7 +169,7 @@ class SumQueue:
         """Wait for all work of the program's stream, and return True. Raises as `wait` does if a process is lost
         meanwhile.
 
-        After an abort, return at once whether the work is done.
+        After an abort, it does not wait: it returns True if the work is done, else False.
         """
         self.wait()
         return self._streams.done(self._stream)
