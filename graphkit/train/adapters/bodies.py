@@ -13,7 +13,7 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
 class Scope:
-    """A graph or a body, with its fixed values: those computed from parameters, constants and unchanged states alone."""
+    """A graph or a body, with its fixed values: those that parameters, constants and unchanged states determine."""
 
     def __init__(self, graph: Graph, path: str, captures: Mapping[Value, Value] | None, slices: set[Value]):
         """Find the fixed values of `graph`.
