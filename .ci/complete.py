@@ -23,8 +23,8 @@ COUNTS = Path("tests/lanes.toml")
 # The default lane's processor time may be this much on each worker process, in seconds.
 DEFAULT_LIMIT = 8 * 60
 _HEAD = """\
-# How many cases each lane runs, by folder. `.ci/run` fails if all lanes together run fewer cases of a folder: no case gets
-# lost unnoticed. If you remove tests, or when you release, write the numbers again: see CONTRIBUTING.md.
+# How many cases each lane runs, by folder. `.ci/run` fails if the lanes together run fewer cases of a folder, because a
+# case is lost then. If you remove tests, or when you release, write the numbers again: see CONTRIBUTING.md.
 """
 
 
@@ -59,7 +59,7 @@ def counts_of(tests: Mapping[str, tuple[int, float]]) -> dict[str, int]:
 
 
 def lost_cases(known: Mapping[str, Mapping[str, int]], found: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """A line for each folder of which the lanes of `found` together run fewer cases than `known` says.
+    """A line for each folder with lost cases: the lanes of `found` together run fewer than `known` says.
 
     A case may move to another lane, and a folder may have more cases. If the numbers are not written again then, the
     loss of as many cases is not noticed later.
