@@ -32,9 +32,10 @@ def without_gc(function: Callable[P, R]) -> Callable[P, R]:
     return paused
 
 
-# How many more pauses end with a promotion of all objects: those of a first import, load and compilation, which import
-# most modules. Objects of modules live as long as the process. If each pause promoted them, garbage could pile up.
-_promotions = 3
+# How many more pauses end with a promotion of all objects: those of a first import, load, compilation and run, which
+# import most modules. Objects of modules live as long as the process. If each pause promoted them, garbage could pile
+# up.
+_promotions = 4
 # Pauses that make at least this many objects also promote: the collector would visit each of them three times.
 _LARGE = 100_000
 # Objects that large pauses promoted since the last full collection, and the number of full collections at that time.

@@ -12,6 +12,8 @@ import graphkit as gk
 MOST = {"import": 2, "load": 64, "compile": 131, "run": 135}
 # The most modules after a file is loaded, with those of other packages.
 MOST_LOADED = 71
+# The most calls that set up operators or register kernels while a module is imported, about 5% more than there are.
+MOST_CALLS = {"ops.tensor.shape": 93, "ops.math.arithmetic": 158, "executor.devices.cpu.pointwise": 460}
 # Other packages that a file does not need before it is compiled.
 HEAVY = {"onnx", "google", "scipy", "ml_dtypes", "json", "dataclasses", "difflib", "hashlib", "pathlib"}
 CODE = """
@@ -114,6 +116,48 @@ def test_first_run_imports_nothing_for_rare_cases(imported: dict[str, set[str]])
 
 def test_first_run_compiles_no_regular_expressions(imported: dict[str, set[str]]) -> None:
     assert imported["patterns"] == {"0"}
+
+
+def test_first_run_makes_few_samples_of_operators(tmp_path: Path) -> None:
+    """Samples are for tests. Those of a family that several operators share may be made with the module."""
+    path = tmp_path / "lenet.onnx"
+    gk.models.build("lenet").save(path)
+    code = """
+        import gc
+        import sys
+
+        import numpy as np
+
+        import graphkit as gk
+
+        gk.load(sys.argv[1]).run({"x": np.zeros([2, 1, 28, 28], np.float32)})
+        samples = [made for made in gc.get_objects() if type(made).__name__ == "Sample"]
+        assert len(samples) < 25, samples
+    """
+    in_new_process(code, str(path))
+
+
+@pytest.mark.parametrize(("module", "most"), MOST_CALLS.items())
+def test_import_takes_few_calls(module: str, most: int) -> None:
+    code = """
+        import importlib
+        import sys
+
+        import graphkit.executor.devices.pointwise.rules
+        import graphkit.ops.axes
+
+        def count(frame, event, argument):
+            global calls
+            calls += event == "call" and frame.f_code.co_filename.endswith(files)
+
+        files = "ops/_op.py", "ops/_base.py", "ops/_registry.py", "devices/registry.py", "devices/cpu/_base.py"
+        calls = 0
+        sys.setprofile(count)
+        importlib.import_module(f"graphkit.{sys.argv[1]}")
+        sys.setprofile(None)
+        print(calls)
+    """
+    assert int(in_new_process(code, module)) <= most
 
 
 def test_modules_of_searches_are_imported_when_used() -> None:

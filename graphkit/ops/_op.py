@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -86,7 +87,7 @@ _FORMER = {
     "substitutes": "symbolic_inference",
     "widens": "reference_in_float32",
 }
-
+_SHARED_NAMES = frozenset({*_FORMER, *_FORMER.values()})
 
 # The most entries of `Op._accepted`.
 _MOST_ACCEPTED = 64
@@ -124,7 +125,8 @@ class Op:
       are copied back.
     - `composite`: the executor does not run the operator itself, but the nodes that `composed` or `expand` returns.
     - `checks_values`: some operand values make a run fail, such as an index out of range; see `value_check`.
-    - `samples`: a tuple of `Sample`, or a function that returns one.
+    - `samples`: a tuple of `Sample`, or a function that returns one. Operators of graphkit use functions, so that a
+      process that only runs a network does not make the samples of each operator that it imports.
 
     It defines the methods `infer` and `reference`, and optionally:
 
@@ -178,7 +180,8 @@ class Op:
         cls._accepted = set()
         cls._shared = {}
         cls._is_numbered = False  # until the decorator finds what a subclass defines
-        share_former_names(cls, _FORMER)
+        if not _SHARED_NAMES.isdisjoint(cls.__dict__):
+            share_former_names(cls, _FORMER)
 
     def __init__(self, **attrs: Any):
         values = self.__dict__
@@ -490,26 +493,40 @@ def declared(cls: type[OpT]) -> type[OpT]:
     """
     fields: dict[str, Field] = {}
     # Annotations of Op itself are class attributes, not fields.
-    for base in [b for b in reversed(cls.__mro__) if b is not Op]:
-        for key, annotation in _annotations(base).items():
-            text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-            if text.startswith("ClassVar"):
-                continue
-            kind = text.removesuffix(" | None")
-            if kind not in COERCE:
-                raise UsageError(f"{cls.__name__}.{key}: attributes must be one of {', '.join(COERCE)}, not {text!r}")
-            default = base.__dict__.get(key, None if kind != text else REQUIRED)
-            fields[key] = Field(kind, default if default is REQUIRED or default is None else COERCE[kind](default))
-    cls.fields = fields
+    for base in reversed(cls.__mro__):
+        annotations = None if base is Op or base is object else _annotations(base)
+        if annotations:
+            fields.update(_own_fields(cls, base, annotations))
     cls.name = cls.__dict__.get("name") or cls.__name__
-    cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
-    cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
-    cls._floats = tuple(key for key, field in fields.items() if "float" in field.kind)
-    # The inference of operators that are defined elsewhere may depend on more than types.
+    cls.formals = _formals(tuple(cls.inputs))
     kinds = {field.kind for field in fields.values()}
-    has_content = cls._content is not Op._content or kinds.isdisjoint(("Graph", "Tensor", "Type"))
-    cls._is_numbered = cls.__module__.startswith("graphkit.") and has_content
+    if fields:
+        cls.fields = fields
+        cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph") if "Graph" in kinds else ()
+        cls._floats = tuple(key for key, field in fields.items() if "float" in field.kind)
+    # The inference of operators that are defined elsewhere may depend on more than types.
+    has_content = kinds.isdisjoint(("Graph", "Tensor", "Type")) or cls._content is not Op._content
+    cls._is_numbered = has_content and cls.__module__.startswith("graphkit.")
     return cls
+
+
+def _own_fields(cls: type, base: type, annotations: Mapping[str, Any]) -> Iterator[tuple[str, Field]]:
+    """Yield the fields that the body of `base` declares. cls: The operator class, for errors."""
+    for key, annotation in annotations.items():
+        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+        if text.startswith("ClassVar"):
+            continue
+        kind = text.removesuffix(" | None")
+        if kind not in COERCE:
+            raise UsageError(f"{cls.__name__}.{key}: attributes must be one of {', '.join(COERCE)}, not {text!r}")
+        default = base.__dict__.get(key, None if kind != text else REQUIRED)
+        yield key, Field(kind, default if default is REQUIRED or default is None else COERCE[kind](default))
+
+
+@cache
+def _formals(inputs: tuple[str, ...]) -> tuple[Formal, ...]:
+    """Return the operands with these declarations. Many operators have the same ones."""
+    return tuple(Formal.parse(text) for text in inputs)
 
 
 def function_name(cls: Any) -> str:

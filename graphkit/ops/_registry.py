@@ -78,7 +78,8 @@ class Registry:
             function = function_name(cls)
             self._import(self._modules.get(key))
             self._import(self._modules_of_functions.get(function))
-        self._replace(cls, function)
+        if key in self._by_key or function in self._functions:
+            self._replace(cls, function)
         known = self._by_key.get(key)
         # A module of graphkit defines a class again if its import was interrupted before.
         again = known is not None and known is not cls and _is_built_in(cls) and _same_name(known, cls)
@@ -87,7 +88,8 @@ class Registry:
         if function in self._functions and not again:
             raise UsageError(f"an operator named {function!r} is registered already, in another domain")
         self._by_key[key] = cls
-        self._former.update(((cls.domain, name), cls) for name in cls.__dict__.get("former_names", ()))
+        for former in cls.__dict__.get("former_names", ()):
+            self._former[cls.domain, former] = cls
         self._functions[function] = OpFunction(cls, function)
 
     def _import(self, module: str | None) -> None:
@@ -124,7 +126,7 @@ class Registry:
     def knows(self, domain: str, name: str) -> bool:
         """Return whether an operator has this name or former name, without importing it."""
         key = (domain, name)
-        return any(key in table for table in (self._by_key, self._modules, self._former, FORMER))
+        return key in self._modules or key in self._by_key or key in self._former or key in FORMER
 
     def find(self, domain: str, name: str) -> type[Op] | None:
         """Return the operator with this name or former name; None if there is none."""
@@ -175,7 +177,7 @@ def _same_name(first: type[Op], second: type[Op]) -> bool:
 
 
 def _is_built_in(cls: type[Op]) -> bool:
-    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return cls.__module__.startswith("graphkit.")
 
 
 registry = Registry()
@@ -312,21 +314,30 @@ class OpFunction:
     Inputs are given by position or keyword, attributes by keyword, and the node's name as `name=`.
     """
 
-    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature")
+    __slots__ = ("op", "__name__", "_arguments", "_signature")
 
     def __init__(self, cls: type[Op], function: str):
         self.op = cls
-        self._keywords = frozenset([*cls.fields, *(f.name for f in cls.formals)])
-        # Operands that may be one integer: a list of one, or an error with the right form.
-        self._lists = tuple(
-            i for i, f in enumerate(cls.formals) if f.name in INTEGER_LISTS or f.name in ("repeats", "split")
-        )
         self.__name__ = function
+        # Computed when they are first needed, because a module of operators defines many that a file does not have.
+        self._arguments: tuple[frozenset[str], tuple[int, ...]] | None = None
         self._signature: inspect.Signature | None = None
+
+    def _read_arguments(self) -> tuple[frozenset[str], tuple[int, ...]]:
+        """Return the names of all arguments, and the positions of operands that may be one integer.
+
+        Such an operand becomes a list of one, or leads to an error with the right form.
+        """
+        formals = self.op.formals
+        names = frozenset([*self.op.fields, *(f.name for f in formals)])
+        lists = [i for i, f in enumerate(formals) if f.name in INTEGER_LISTS or f.name in ("repeats", "split")]
+        self._arguments = names, tuple(lists)
+        return self._arguments
 
     def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
         cls = self.op
         formals = cls.formals
+        names, lists = self._arguments or self._read_arguments()
         if formals and formals[0].variadic:
             if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
                 operands = tuple(operands[0])
@@ -335,14 +346,14 @@ class OpFunction:
                 _calls().check_list(cls, operands)
         elif len(operands) > len(formals) and not (formals and formals[-1].variadic):
             raise _calls().too_many(cls, operands)
-        if not keywords.keys() <= self._keywords:
+        if not keywords.keys() <= names:
             keywords = _calls().attributes(cls, operands, keywords)
         values = list(operands)
         for position, formal in enumerate(formals):
             if formal.name in keywords and formal.name not in cls.fields:
                 values.extend([None] * (position + 1 - len(values)))
                 values[position] = keywords.pop(formal.name)
-        for position in self._lists:
+        for position in lists:
             if position < len(values) and isinstance(values[position], (int, np.integer)):
                 values[position] = _calls().as_list(cls, values, position)
         return apply(cls.shared(**keywords), *values, name=name, meta=meta)

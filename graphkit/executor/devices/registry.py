@@ -153,9 +153,15 @@ def register_all(device: str, operators: Iterable[tuple[str, str]], rule: Kernel
         UsageError: A field was already registered, by another module or twice by this one.
     """
     given, source = _given(rule), _Source.of(module)
+    keys = [(device, domain, name) for domain, name in operators]
     with _lock:
-        for domain, name in operators:
-            _register((device, domain, name), rule, given, source)
+        if _rules.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+            _rules.update(dict.fromkeys(keys, rule))
+            # They share a table, because `_register` does not change the tables of earlier rules.
+            _sources.update(dict.fromkeys(keys, dict.fromkeys(given, source)))
+            return
+        for key in keys:
+            _register(key, rule, given, source)
 
 
 def _register(key: _Key, rule: KernelRule, given: Mapping[str, Any], source: _Source) -> None:

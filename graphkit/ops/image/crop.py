@@ -28,7 +28,7 @@ class CenterCropPad(Op):
     types = {"x": NUMERIC | BOOLS | {DType.STRING}, "shape": INDICES}
     onnx = Onnx("CenterCropPad", since=18)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((5, 6), i64(2, 3)),
         Sample((2, 3), i64(5, 6)),
         Sample((3, 4, 5), np.array([6, 3], np.int32), axes=(-1, 0)),

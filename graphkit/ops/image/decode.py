@@ -47,7 +47,7 @@ class ImageDecoder(Op):
     outputs = ("image",)
     types = {"encoded_stream": frozenset({DType.UINT8})}
     onnx = Onnx("ImageDecoder", since=20)
-    samples = (
+    samples = lambda: (
         Sample(_COLOURS),
         Sample(_COLOURS, pixel_format="BGR"),
         Sample(_COLOURS, pixel_format="Grayscale"),

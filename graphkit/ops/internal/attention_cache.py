@@ -26,7 +26,7 @@ class CachedAttention(AttentionOp):
     inputs = ("q", "k", "v", "past_k", "past_v", "mask?")
     outputs = ("y", "keys", "values")
     types = {"q": FLOATS, "k": "q", "v": "q", "past_k": "q", "past_v": "q", "mask": FLOATS | BOOLS}
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 1, 5), (2, 3, 1, 5), (2, 3, 1, 4), (2, 3, 6, 5), (2, 3, 6, 4), scale=0.5),
         Sample((1, 4, 1, 4), (1, 2, 1, 4), (1, 2, 1, 4), (1, 2, 5, 4), (1, 2, 5, 4), causal=True),
         Sample((1, 4, 3, 4), (1, 2, 3, 4), (1, 2, 3, 3), (1, 2, 5, 4), (1, 2, 5, 3), causal=True, output_layout="NLHD"),

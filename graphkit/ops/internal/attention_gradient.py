@@ -134,7 +134,7 @@ class FusedAttentionWithStatistics(_Scored):
     outputs = ("y", "largest", "total")
     types = {"q": FLOATS, "k": "q", "v": "q", "mask": _MASKS}
     composite = True
-    samples = (
+    samples = lambda: (
         *ATTENTION_SAMPLES,
         Sample((1, 2, 4, 5), (1, 2, 6, 5), (1, 2, 6, 2), Rand((4, 6), dtype="float32")),
         # The first query sees nothing: NaN.

@@ -121,7 +121,7 @@ class ChannelsLastConv(ChannelsLastConvolution, Epilogue):
     types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
     symbolic_inference = True
     inplace = ((3, 0),)
-    samples = (
+    samples = lambda: (
         *(Sample(_shape_last(x), w, **attrs) for x, w, attrs in _GEOMETRIES),
         *(Sample(_shape_last(x), _shape_last(w), **attrs, filters_last=True) for x, w, attrs in _OF_LAST_FILTERS),
         *(Sample((1, 5, 5, 3), (4, 3, 3, 3), (4,), **attrs) for attrs in _EPILOGUES),
@@ -149,7 +149,7 @@ class ChannelsLastConvTranspose(ChannelsLastConvolution):
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample((2, 4, 5, 3), (3, 2, 3, 3), strides=(2, 2)),
         Sample((1, 3, 4, 4), (4, 3, 2, 2), (6,), group=2, pads=(1, 0, 0, 1)),
         Sample((1, 5, 2), (2, 3, 3), output_padding=(1,), strides=(2,)),

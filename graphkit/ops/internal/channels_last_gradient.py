@@ -108,7 +108,7 @@ class ChannelsLastMaxPoolIndices(Pooling):
     former_names = ("ChannelsLastMaxPoolTaps",)
     inputs = ("x",)
     outputs = ("y", "indices")
-    samples = tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
+    samples = lambda: tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
 
     def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
         placed: Any = _first(x)

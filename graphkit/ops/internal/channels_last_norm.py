@@ -113,7 +113,7 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
         **dict.fromkeys(("x", "scale", "residual"), FLOATS), **dict.fromkeys(("b", "input_mean", "input_var"), "scale"),
     }  # fmt: skip
     inplace = ((5, 0),)
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4, 5), (5,), (5,), (5,), Rand((5,), 0.5, 2.0)),
         Sample((4, 3, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), activation="Relu", momentum=0.5, epsilon=0.0625),
         Sample((2, 3, 3, 2), (2,), (2,), (2,), Rand((2,), 0.5, 2.0), (2, 3, 3, 2), activation="Relu"),
@@ -188,7 +188,7 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
     outputs = ("dx", "dscale", "db", "dresidual")
     types = dict.fromkeys(("dy", "x", "scale", "y", "addend", "mean", "inv_std_dev"), FLOATS) | {"b": "scale"}
     inplace = ((0, 0), (0, 3), (7, 0), (7, 3))
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4, 5), (2, 3, 4, 5), (5,), (5,), (5,), Rand((5,), 0.5, 2.0)),
         Sample((4, 3, 3), (4, 3, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), activation="Relu"),
         Sample((4, 2, 3), (4, 2, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), (4, 2, 3), activation="Relu"),

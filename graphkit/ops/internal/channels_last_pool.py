@@ -15,7 +15,7 @@ class ChannelsLastMaxPool(ChannelsLast, Pooling):
     per_example = ("x",)
     inputs = ("x",)
     types = MaxPool.types
-    samples = tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
+    samples = lambda: tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
 
     def standard(self) -> MaxPool:
         return MaxPool(**self.related())
@@ -28,7 +28,7 @@ class ChannelsLastAveragePool(ChannelsLast, AveragePooling):
     domain = DOMAIN
     per_example = ("x",)
     inputs = ("x",)
-    samples = tuple(
+    samples = lambda: tuple(
         Sample(_shape_last(shape), **geometry, count_include_pad=flag)
         for shape, geometry in _POOLS
         for flag in (False, True)

@@ -29,7 +29,7 @@ class ChannelsLastConvInteger(ChannelsLast, IntegerConvolution):
     per_example = ("x",)
     inputs = ConvInteger.inputs
     types = ConvInteger.types
-    samples = _moved(ConvInteger.samples)
+    samples = lambda: _moved(ConvInteger.samples())
 
     def standard(self) -> ConvInteger:
         return ConvInteger(**self.related())
@@ -43,7 +43,7 @@ class ChannelsLastQLinearConv(ChannelsLast, IntegerConvolution):
     per_example = ("x",)
     inputs = QLinearConv.inputs
     types = QLinearConv.types
-    samples = _moved(QLinearConv.samples())
+    samples = lambda: _moved(QLinearConv.samples())
 
     def standard(self) -> QLinearConv:
         return QLinearConv(**self.related())
@@ -58,7 +58,7 @@ class ChannelsLastQLinearGlobalAveragePool(ChannelsLast):
     per_example = ("x",)
     inputs = QLinearGlobalAveragePool.inputs
     types = QLinearGlobalAveragePool.types
-    samples = _moved(QLinearGlobalAveragePool.samples)
+    samples = lambda: _moved(QLinearGlobalAveragePool.samples())
 
     def standard(self) -> Any:
         return QLinearGlobalAveragePool()

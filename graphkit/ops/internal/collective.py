@@ -42,7 +42,7 @@ class AllReduceStart(Summed):
     """
 
     key: str
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (5,), key="a", onnx=False),
         Sample((0, 2), key="b", onnx=False),
         Sample((), (3, 1), (40,), key="c", onnx=False),
@@ -64,7 +64,7 @@ class AllReduceWait(Op):
     types = {"started": ANY}
     shape_only = ("started",)
     collective = True
-    samples = (Sample((2, 3), (5,), keys=("a", "b"), onnx=False), Sample((0, 2), keys=("c",), onnx=False))
+    samples = lambda: (Sample((2, 3), (5,), keys=("a", "b"), onnx=False), Sample((0, 2), keys=("c",), onnx=False))
 
     def infer(self, *started: TensorType) -> TensorType:
         return TensorType(DType.INT64, ())

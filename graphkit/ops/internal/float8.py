@@ -74,7 +74,7 @@ class AbsoluteMaxima(Op):
     inputs = ("x",)
     outputs = ("maxima",)
     types = {"x": _SCALED}
-    samples = (
+    samples = lambda: (
         *(Sample(shape, grad=False, onnx=False) for shape in _SHAPES),
         Sample(Rand((2, 1500), -3.0, 2.0), grad=False, onnx=False),
         Sample(np.array([[np.nan, -2.5, np.inf, 1.0, -np.inf, 3e-45]], np.float32), grad=False, onnx=False),
@@ -123,7 +123,7 @@ class ScaledFloat8(Op):
     inputs = ("x", "maxima")
     outputs = ("rows", "columns", "scale")
     types = {"x": _SCALED, "maxima": _F32}
-    samples = (
+    samples = lambda: (
         *(
             Sample(shape, Rand((SLICES,), 0.0, 4.0, "float32"), to=kind, grad=False, onnx=False)
             for shape in _SHAPES
@@ -181,7 +181,7 @@ class Float8MatMul(Op):
     inputs = ("a", "a_scale", "b", "b_scale", "bias?", "residual?")
     types = {"a": _FORMATS, "a_scale": _F32, "b": _FORMATS, "b_scale": _F32, "bias": _BF16, "residual": _BF16}
     inplace = ((5, 0),)
-    samples = (
+    samples = lambda: (
         Sample(_bytes(3, 32), _HALF, _bytes(16, 32), _TWO),
         Sample(_bytes(3, 32), _HALF, _bytes(16, 32), _HALF, _ROW, alpha=0.5),
         Sample(_bytes(3, 16, to=DType.FLOAT8E5M2), _HALF, _bytes(16, 16), _TWO, None, _SQUARE),

@@ -45,7 +45,7 @@ class FoldedBatchNorm(Op):
         "var": "weights", "bias": "weights",
     }  # fmt: skip
     # grad=False: it is made after differentiation.
-    samples = (
+    samples = lambda: (
         Sample((3, 2, 2, 2), _VECTOR, _VECTOR, _VECTOR, _POSITIVE, axis=0, grad=False),
         Sample((2, 3), _VECTOR, _VECTOR, _VECTOR, _POSITIVE, _VECTOR, axis=1, epsilon=0.25, grad=False),
         Sample((2, 3, 1), _VECTOR, _VECTOR, _VECTOR, _POSITIVE, _VECTOR, axis=1, grad=False),

@@ -128,7 +128,7 @@ class FusedMatMul(Epilogue):
     types = {"a": FLOATS, "b": "a", "bias": "a", "residual": "a"}
     symbolic_inference = True
     inplace = ((3, 0),)
-    samples = (
+    samples = lambda: (
         *(Sample((2, 3), (3, 4), (4,), **attrs) for attrs in _EPILOGUES),
         Sample((3, 2), (4, 3), None, (2, 4), transA=True, transB=True, alpha=0.5),
         Sample((5, 2, 3), (3, 4), (4,), (5, 2, 4), activation="Tanh", residual_last=True),

@@ -96,7 +96,7 @@ class FusedAttention(AttentionOp):
 
     inputs = ("q", "k", "v", "mask?")
     types = {"q": FLOATS, "k": "q", "v": "q", "mask": FLOATS | BOOLS}
-    samples = (
+    samples = lambda: (
         *ATTENTION_SAMPLES,
         Sample((2, 4, 3, 5), (2, 2, 3, 5), (2, 2, 3, 4), (4, 1, 3), causal=True, scale=0.5),
         Sample((2, 1, 6, 4), (2, 5, 2, 4), (2, 5, 2, 3), (1, 6, 1, 5), layout="NLHD", output_layout="NLHD"),

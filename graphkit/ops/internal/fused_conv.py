@@ -26,7 +26,7 @@ class FusedConv(Epilogue, Convolution):
     types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
     symbolic_inference = True
     inplace = ((3, 0),)
-    samples = (
+    samples = lambda: (
         *(Sample((1, 3, 5, 5), (4, 3, 3, 3), (4,), **attrs) for attrs in _EPILOGUES),
         Sample((2, 3, 5, 5), (4, 3, 3, 3), None, (2, 4, 5, 5), pads=(1, 1, 1, 1), activation="Tanh"),
         Sample((2, 3, 5, 5), (4, 3, 1, 1), (4,), (2, 4, 5, 5), activation="Sigmoid", residual_last=True),

@@ -45,7 +45,7 @@ class AllReduceMoments(Op):
     outputs = ("total", "joint_mean", "joint_deviations")
     types = {"count": INT64, "mean": _DOUBLE, "deviations": _DOUBLE}
     collective = True
-    samples = (
+    samples = lambda: (
         Sample(np.array(7), (3,), (3,), key="a", onnx=False),
         Sample(np.array(0), (0,), (0,), key="b", onnx=False),
     )
@@ -99,7 +99,7 @@ class AllReduce(Op):
     outputs = ("sums*",)
     types = {"xs": _DOUBLE}
     collective = True
-    samples = (Sample((3,), (3,), key="a", onnx=False), Sample((0,), key="b", onnx=False))
+    samples = lambda: (Sample((3,), (3,), key="a", onnx=False), Sample((0,), key="b", onnx=False))
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
         return tuple(TensorType(x.dtype, x.shape) for x in xs)

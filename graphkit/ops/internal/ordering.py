@@ -17,7 +17,7 @@ class Ordered(Op):
     types = {"x": ANY, "token": ANY}
     views = ((0, 0),)
     shape_only = ("token",)
-    samples = (Sample((2, 3), (4,)), Sample((), ()), Sample((0, 2), (1,)))
+    samples = lambda: (Sample((2, 3), (4,)), Sample((), ()), Sample((0, 2), (1,)))
 
     def infer(self, x: TensorType, token: TensorType) -> TensorType:
         return x

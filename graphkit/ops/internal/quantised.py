@@ -149,7 +149,7 @@ class QLinearGlobalAveragePool(Op):
     per_example = ("x",)
     inputs = ("x", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
     types = {"x": BYTES, "x_scale": _F32, "x_zero_point": "x", "y_scale": _F32, "y_zero_point": "x"}
-    samples = (
+    samples: ClassVar[Any] = lambda: (
         Sample(_bytes(2, 3, 4, 4), _f32(0.25), _zero(100), _f32(0.125), _zero(128)),
         Sample(_bytes(1, 2, 8, dtype="int8"), _f32(0.25), _zero(-5, "int8"), _f32(0.25), _zero(0, "int8")),
         Sample(_bytes(0, 3, 4, 4), _f32(0.25), _zero(100), _f32(0.125), _zero(128)),
@@ -189,7 +189,7 @@ class TableLookup(Op):
     per_example = ("x",)
     inputs = ("x", "table")
     types = {"x": BYTES, "table": INTEGERS | _F32}
-    samples = (
+    samples = lambda: (
         Sample(_bytes(2, 3), np.arange(255, -1, -1, dtype=np.uint8)),
         Sample(_bytes(7, dtype="int8"), np.arange(-128, 128, dtype=np.int8)),
         Sample(_bytes(2, 3, dtype="int8"), Rand((256,), -1.0, 1.0, "float32")),
@@ -241,7 +241,7 @@ class MatMulIntegerToFloat(_ToFloat):
         "a": BYTES, "b": BYTES, "a_scale": _F32, "b_scale": _F32, "a_zero_point": "a", "b_zero_point": "b",
         "bias": _F32,
     }  # fmt: skip
-    samples = (
+    samples = lambda: (
         Sample(_bytes(3, 4), _bytes(4, 2, dtype="int8"), _f32(0.25), _f32(0.5), _zero(9), _zero(-3, "int8")),
         Sample(
             _bytes(5, 3, 4), _bytes(4, 2), _f32(0.25), np.array([0.5, 2.0], np.float32), _zero(9),
@@ -280,7 +280,7 @@ class DynamicQuantizeMatMul(_ToFloat):
 
     inputs = ("a", "b", "b_scale", "b_zero_point?", "bias?")
     types = {"a": _F32, "b": BYTES, "b_scale": _F32, "b_zero_point": "b", "bias": _F32}
-    samples = (
+    samples = lambda: (
         Sample(Rand((3, 4), -1.0, 2.0, "float32"), _bytes(4, 2, dtype="int8"), _f32(0.5), _zero(-3, "int8")),
         Sample(
             Rand((2, 3, 4), -1.0, 2.0, "float32"), _bytes(4, 2), np.array([0.5, 2.0], np.float32),
@@ -334,7 +334,7 @@ class QGemm(Op):
         "a": BYTES, "a_scale": _F32, "a_zero_point": "a", "b": BYTES, "b_scale": _F32, "b_zero_point": "b",
         "c": _I32, "y_scale": _F32, "y_zero_point": BYTES,
     }  # fmt: skip
-    samples = (
+    samples = lambda: (
         Sample(
             _bytes(3, 4), _f32(0.25), _zero(9), _bytes(2, 4, dtype="int8"), np.array([0.5, 2.0], np.float32),
             np.array([0, -3], np.int8), np.array([100, -7], np.int32), _f32(64.0), _zero(100), transB=True,

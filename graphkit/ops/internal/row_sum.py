@@ -38,7 +38,7 @@ class RowSparseAllReduceStart(Op):
     outputs = ("started",)
     types = {"indices": INT64, "rows": NUMERIC}
     collective = True
-    samples = (
+    samples = lambda: (
         Sample(np.array([4, 0]), (2, 3), key="a", onnx=False),
         Sample(np.zeros(0, np.int64), (0, 2, 2), key="b", onnx=False),
     )
@@ -72,7 +72,7 @@ class RowSparseAllReduceWait(Op):
     types = {"indices": INT64, "rows": NUMERIC, "started": ANY}
     shape_only = ("started",)
     collective = True
-    samples = (
+    samples = lambda: (
         Sample(np.array([4, 0]), (2, 3), (), key="a", onnx=False),
         Sample(np.zeros(0, np.int64), (0, 2, 2), (), (2,), key="b", onnx=False),
     )

@@ -34,7 +34,7 @@ class WeightOnlyMatMul(Op):
     symbolic_inference = True
     inputs = ("a", "w", "scale", "zero_point?")
     types = {"a": _F32, "w": BYTES, "scale": _F32, "zero_point": "w"}
-    samples = (
+    samples = lambda: (
         Sample((3, 16), _weights(5, 16, 0, 15, "uint8"), Rand((5, 2), 0.1, 1.0, "float32"),
                _weights(5, 2, 0, 15, "uint8"), block_size=8, bits=4, grad=False),
         Sample((2, 1, 20), _weights(18, 20, -8, 7, "int8"), Rand((18, 3), 0.1, 1.0, "float32"),

@@ -46,7 +46,7 @@ class Potrf(Op):
     checks_values = True
     inputs = ("a",)
     types = {"a": REALS}
-    samples = (Sample(_DEFINITE), Sample(_DEFINITES, lower=False), Sample(Rand((1, 1), 1.0, 2.0)))
+    samples = lambda: (Sample(_DEFINITE), Sample(_DEFINITES, lower=False), Sample(Rand((1, 1), 1.0, 2.0)))
 
     def infer(self, a: TensorType) -> TensorType:
         return TensorType(a.dtype, matrix_shape(a, square=True))
@@ -80,7 +80,7 @@ class Potri(Op):
     composite = True
     inputs = ("l",)
     types = {"l": REALS}
-    samples = (Sample(_FACTOR), Sample(Rand((2, 3, 3), 0.5, 2.0), lower=False))
+    samples = lambda: (Sample(_FACTOR), Sample(Rand((2, 3, 3), 0.5, 2.0), lower=False))
 
     def infer(self, l: TensorType) -> TensorType:  # noqa: E741 - the factor's name in LAPACK
         return TensorType(l.dtype, matrix_shape(l, square=True))
@@ -116,7 +116,7 @@ class Gelqf(Op):
     domain = DOMAIN
     inputs, outputs = ("a",), ("q", "l")
     types = {"a": REALS}
-    samples = (Sample((2, 4)), Sample((3, 3)), Sample((2, 2, 3)))
+    samples = lambda: (Sample((2, 4)), Sample((3, 3)), Sample((2, 2, 3)))
 
     def infer(self, a: TensorType) -> Any:
         shape = matrix_shape(a)
@@ -159,7 +159,7 @@ class Syevd(Op):
     domain = DOMAIN
     inputs, outputs = ("a",), ("u", "w")
     types = {"a": REALS}
-    samples = (Sample((3, 3)), Sample((2, 3, 3)), Sample(_DEFINITE))
+    samples = lambda: (Sample((3, 3)), Sample((2, 3, 3)), Sample(_DEFINITE))
 
     def infer(self, a: TensorType) -> Any:
         shape = matrix_shape(a, square=True)

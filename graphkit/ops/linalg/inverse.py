@@ -25,7 +25,7 @@ class Inverse(Op):
     checks_values = True
     inputs = ("a",)
     types = {"a": FLOATS}
-    samples = (Sample(_DEFINITE, dtypes=REALS), Sample(Rand((2, 2, 2), definite=True), dtypes=REALS))
+    samples = lambda: (Sample(_DEFINITE, dtypes=REALS), Sample(Rand((2, 2, 2), definite=True), dtypes=REALS))
 
     def infer(self, a: TensorType) -> TensorType:
         return TensorType(a.dtype, matrix_shape(a, square=True))
@@ -51,7 +51,7 @@ class Det(Op):
     inputs = ("x",)
     types = {"x": FLOATS}
     onnx = Onnx("Det", since=22)
-    samples = (Sample((3, 3)), Sample((2, 2, 2)), Sample((1, 1)), Sample(np.zeros((2, 2), np.float32)))
+    samples = lambda: (Sample((3, 3)), Sample((2, 2, 2)), Sample((1, 1)), Sample(np.zeros((2, 2), np.float32)))
 
     def infer(self, x: TensorType) -> TensorType:
         shape = matrix_shape(x, square=True)
@@ -102,7 +102,7 @@ class Cofactor(Op):
     domain = DOMAIN
     inputs = ("a",)
     types = {"a": FLOATS}
-    samples = (
+    samples = lambda: (
         Sample(_DEFINITE, dtypes=REALS),
         Sample(Rand((2, 2, 2), definite=True), dtypes=REALS),
         Sample((1, 1), dtypes=REALS),
@@ -152,7 +152,7 @@ class Slogdet(Op):
     domain = DOMAIN
     inputs, outputs = ("a",), ("sign", "logabsdet")
     types = {"a": REALS}
-    samples = (Sample((3, 3)), Sample(Rand((2, 2, 2), definite=True)))
+    samples = lambda: (Sample((3, 3)), Sample(Rand((2, 2, 2), definite=True)))
 
     def infer(self, a: TensorType) -> Any:
         shape = matrix_shape(a, square=True)
@@ -181,7 +181,7 @@ class Solve(Op):
     checks_values = True
     inputs = ("a", "b")
     types = {"a": REALS, "b": "a"}
-    samples = (
+    samples = lambda: (
         Sample(_DEFINITE, (3, 2)),
         Sample(Rand((2, 3, 3), definite=True), (3, 1)),
         Sample(_DEFINITE, (2, 3, 2)),

@@ -32,7 +32,7 @@ class MatMul(Op):
     types = {"a": _OPERANDS, "b": "a"}
     symbolic_inference = True
     onnx = Onnx("MatMul", since=13)
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (3, 4)),
         Sample((2, 3), (3, 1)),
         Sample((5, 2, 3), (3, 1)),
@@ -128,7 +128,7 @@ class Gemm(Op):
     types = {"a": _OPERANDS, "b": "a", "c": "a"}
     onnx = Onnx("Gemm", since=13)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (3, 4)),
         Sample((2, 3), (3, 4), (4,)),
         Sample((3, 2), (3, 4), (2, 1), transA=True, alpha=0.5, dtypes=FLOATS),

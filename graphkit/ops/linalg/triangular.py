@@ -47,7 +47,7 @@ class Gemm2(Op):
     inputs = ("a", "b")
     types = {"a": REALS, "b": "a"}
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (3, 4)),
         Sample((2, 3, 2), (1, 3, 4), transpose_a=True, alpha=0.5),
         Sample((2, 3), (2, 4, 3), transpose_b=True),
@@ -83,7 +83,7 @@ class Syrk(Op):
     inputs = ("a",)
     types = {"a": REALS}
     composite = True
-    samples = (Sample((2, 3)), Sample((2, 3, 2), transpose=True, alpha=0.5))
+    samples = lambda: (Sample((2, 3)), Sample((2, 3, 2), transpose=True, alpha=0.5))
 
     def infer(self, a: TensorType) -> TensorType:
         shape = matrix_shape(a)
@@ -111,7 +111,7 @@ class _Triangular(Op):
     domain = DOMAIN
     inputs = ("a", "b")
     types = {"a": REALS, "b": "a"}
-    samples = (
+    samples = lambda: (
         Sample(_FACTOR, (3, 2)),
         Sample(_FACTORS, (2, 3, 2), transpose=True, alpha=0.5),
         Sample(_FACTORS, (2, 3), rightside=True),
@@ -198,7 +198,7 @@ class Sumlogdiag(Op):
     inputs = ("a",)
     types = {"a": REALS}
     composite = True
-    samples = (Sample(_FACTOR), Sample(_FACTORS))
+    samples = lambda: (Sample(_FACTOR), Sample(_FACTORS))
 
     def infer(self, a: TensorType) -> TensorType:
         shape = matrix_shape(a, square=True)

@@ -106,7 +106,11 @@ class Div(Binary):
 
     onnx = Onnx("Div", since=14)
     known = staticmethod(_quotient)
-    samples = (Sample((2, 3), _POSITIVE), Sample((2, 3), Rand((3,), 1.0, 5.0)), Sample((2, 3), Rand((), -3.0, -1.0)))
+    samples = lambda: (
+        Sample((2, 3), _POSITIVE),
+        Sample((2, 3), Rand((3,), 1.0, 5.0)),
+        Sample((2, 3), Rand((), -3.0, -1.0)),
+    )
 
     def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         return _refused_zeros(*inputs)
@@ -137,7 +141,11 @@ class Pow(Binary):
     types = {"a": NUMERIC, "b": NUMERIC}
     inplace = ((0, 0),)
     onnx = Onnx("Pow", since=15)
-    samples = (Sample(_POSITIVE, (2, 3)), Sample(_POSITIVE, np.array(3.0)), Sample((2, 3), np.array([2.0]), grad=True))
+    samples = lambda: (
+        Sample(_POSITIVE, (2, 3)),
+        Sample(_POSITIVE, np.array(3.0)),
+        Sample((2, 3), np.array([2.0]), grad=True),
+    )
 
     def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         return self._check_of_all(inputs) if inputs[0].dtype.is_integer else None
@@ -179,7 +187,7 @@ class Mod(Binary):
 
     fmod: bool = False
     onnx = Onnx("Mod", since=28)
-    samples = (
+    samples = lambda: (
         Sample((2, 3), _POSITIVE, fmod=True),
         Sample((2, 3), Rand((2, 1), -2.0, -0.5), dtypes=FLOATS),
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8])),
@@ -258,7 +266,7 @@ class _Variadic(Op):
     pointwise = True
     symbolic_inference = True
     inplace = ((0, 0),)
-    samples = (Sample((2, 3)), Sample((2, 3), (2, 3)), Sample((2, 3), (3,), (2, 1)))
+    samples = lambda: (Sample((2, 3)), Sample((2, 3), (2, 3)), Sample((2, 3), (3,), (2, 1)))
     known: ClassVar[Callable[..., Dim] | None] = None
 
     def infer(self, *xs: TensorType) -> TensorType:

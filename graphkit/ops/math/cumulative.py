@@ -58,7 +58,7 @@ class CumSum(Cumulative):
     """
 
     onnx = Onnx("CumSum", since=14)
-    samples = (
+    samples = lambda: (
         Sample((5,), np.int64(0)),
         Sample((2, 3), np.int32(1), exclusive=True),
         Sample((2, 3), np.int64(-2), reverse=True),
@@ -83,7 +83,7 @@ class CumProd(Cumulative):
     """
 
     onnx = Onnx("CumProd", since=26)
-    samples = (
+    samples = lambda: (
         Sample((5,), np.int64(0)),
         Sample((2, 3), np.int32(1), exclusive=True),
         Sample((2, 3), np.int64(-2), reverse=True),
@@ -137,7 +137,7 @@ class LinearRecurrence(Op):
     inputs, outputs = ("a", "b"), ("h",)
     types = {"a": FLOATS, "b": "a"}
     inplace = ((1, 0),)
-    samples = (
+    samples = lambda: (
         Sample((4,), (4,), axis=0),
         Sample((2, 3), (2, 3), axis=1, reverse=True),
         Sample((3, 2, 2), (3, 2, 2), axis=-3),

@@ -89,7 +89,7 @@ class Einsum(Op):
     types = {"xs": NUMERIC}
     onnx = Onnx("Einsum", since=28)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (3, 4), equation="ij,jk->ik"),
         Sample((2, 3), (3, 4), equation="ij, jk", dtypes=FLOATS | {DType.INT32}),
         Sample((5, 2, 3), (5, 3, 4), equation="bij,bjk->bik", dtypes=FLOATS),

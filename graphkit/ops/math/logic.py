@@ -30,7 +30,7 @@ class _Comparison(Op):
     types = {"a": NUMERIC, "b": "a"}
     pointwise = True
     symbolic_inference = True
-    samples: ClassVar[tuple[Sample, ...]] = _ORDERED
+    samples: ClassVar[Any] = _ORDERED
     # Function of two known elements, for shape arithmetic: 1, 0, or None if the result depends on the symbols' values.
     known: ClassVar[Any]
 
@@ -48,7 +48,7 @@ class Equal(_Comparison):
     types = {"a": NUMERIC | {DType.BOOL, DType.STRING}, "b": "a"}
     onnx = Onnx("Equal", since=19)
     known = staticmethod(decide_equal)
-    samples = (
+    samples = lambda: (
         *_ORDERED,
         Sample(np.array([True, False]), np.array([True, True])),
         Sample(np.array(["a", "b"], object), np.array(["a", "c"], object)),
@@ -111,7 +111,7 @@ class _Logical(_Comparison):
 
     types = {"a": BOOLS, "b": BOOLS}
     inplace = ((0, 0), (1, 0))
-    samples = (
+    samples = lambda: (
         Sample(np.array([True, True, False, False]), np.array([True, False, True, False])),
         Sample(np.array([[True], [False]]), np.array([True, False])),
         Sample(np.array(True), np.zeros((0, 2), bool)),
@@ -161,7 +161,7 @@ class Not(Op):
     symbolic_inference = True
     inplace = ((0, 0),)
     onnx = Onnx("Not", since=1)
-    samples = (Sample(np.array([[True], [False]])), Sample(np.array(True)), Sample(np.zeros((0, 2), bool)))
+    samples = lambda: (Sample(np.array([[True], [False]])), Sample(np.array(True)), Sample(np.zeros((0, 2), bool)))
 
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(DType.BOOL, x.shape, decided(_not, [x]))
@@ -181,7 +181,7 @@ class _Bits(Op):
     pointwise = True
     symbolic_inference = True
     inplace = ((0, 0), (1, 0))
-    samples: ClassVar[tuple[Sample, ...]] = (
+    samples: ClassVar[Any] = (
         Sample(np.array([5, -3, 12, 0]), np.array([3, 6, -1, 9])),
         Sample(np.array([[1], [200]], np.uint8), np.array([7, 255], np.uint8)),
         Sample(np.array(6, np.int32), np.zeros((0, 2), np.int32)),
@@ -234,7 +234,11 @@ class BitwiseNot(Op):
     symbolic_inference = True
     inplace = ((0, 0),)
     onnx = Onnx("BitwiseNot", since=18)
-    samples = (Sample(np.array([5, -3, 0])), Sample(np.array(200, np.uint8)), Sample(np.zeros((0, 2), np.int32)))
+    samples = lambda: (
+        Sample(np.array([5, -3, 0])),
+        Sample(np.array(200, np.uint8)),
+        Sample(np.zeros((0, 2), np.int32)),
+    )
 
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, x.shape)
@@ -255,7 +259,7 @@ class BitShift(_Bits):
 
     direction: str
     onnx = Onnx("BitShift", since=28)
-    samples = (
+    samples = lambda: (
         Sample(np.array([16, 4, 1], np.uint8), np.array([1, 2, 3], np.uint8), direction="RIGHT"),
         Sample(np.array([16, 200, 1], np.uint8), np.array([1, 2, 8], np.uint8), direction="LEFT"),
         Sample(np.array([[1], [5]], np.uint64), np.array([3, 64, 0], np.uint64), direction="LEFT"),

@@ -164,7 +164,7 @@ class RandomUniform(_OfShape, Uniform):
     """
 
     onnx = Onnx("RandomUniform", since=22, hidden=_HIDDEN)
-    samples = (
+    samples = lambda: (
         Sample(shape=(2, 3), onnx=False),
         Sample(_RNG, shape=(5,), low=-2.0, high=3.0, stream=4, onnx=False),
         Sample(_RNG, shape=(3,), dtype="float64", onnx=False),
@@ -182,7 +182,7 @@ class RandomNormal(_OfShape, Normal):
     """
 
     onnx = Onnx("RandomNormal", since=22, hidden=_HIDDEN)
-    samples = (
+    samples = lambda: (
         Sample(shape=(2, 3), onnx=False),
         Sample(_RNG, shape=(5,), mean=-2.0, scale=3.0, stream=4, onnx=False),
         Sample(_RNG, shape=(3,), dtype="float64", onnx=False),
@@ -201,7 +201,7 @@ class RandomUniformLike(_LikeTensor, Uniform):
     """
 
     onnx = Onnx("RandomUniformLike", since=22, hidden=_HIDDEN)
-    samples = (
+    samples = lambda: (
         Sample((2, 3), dtypes=FLOATS, onnx=False),
         Sample((5,), _RNG, low=-2.0, high=3.0, dtype="float64", stream=1, onnx=False),
         Sample(np.arange(4), dtype="float32", seed=2.0, onnx=False),
@@ -216,7 +216,7 @@ class RandomNormalLike(_LikeTensor, Normal):
     """
 
     onnx = Onnx("RandomNormalLike", since=22, hidden=_HIDDEN)
-    samples = (
+    samples = lambda: (
         Sample((2, 3), dtypes=FLOATS, onnx=False),
         Sample((5,), _RNG, mean=-2.0, scale=3.0, dtype="float64", stream=1, onnx=False),
         Sample(np.arange(4), dtype="float32", seed=2.0, onnx=False),
@@ -236,7 +236,7 @@ class Bernoulli(RandomOp):
     inputs = ("x", "rng?")
     types = {"x": FLOATS, "rng": _UINT64}
     onnx = Onnx("Bernoulli", since=22, hidden=_HIDDEN)
-    samples = (
+    samples = lambda: (
         Sample(Rand((2, 3), 0.0), onnx=False),
         Sample(Rand((5,), 0.0), _RNG, dtype="bool", stream=2, onnx=False),
         Sample(Rand((0, 3), 0.0), dtype="int32", seed=3.0, onnx=False),
@@ -277,7 +277,7 @@ class Multinomial(RandomOp):
     inputs = ("x", "rng?")
     types = {"x": FLOATS, "rng": _UINT64}
     onnx = Onnx("Multinomial", since=22, hidden=_HIDDEN)
-    samples = (
+    samples = lambda: (
         Sample((2, 3), onnx=False),
         Sample((2, 4), _RNG, sample_size=5, dtype="int64", stream=3, onnx=False),
         Sample((0, 3), seed=2.0, sample_size=2, onnx=False),
@@ -416,7 +416,7 @@ class RngFoldIn(Op):
     domain = DOMAIN
     inputs = ("rng", "index")
     types = {"rng": _UINT64, "index": INDICES}
-    samples = (Sample(_RNG, np.array(0)), Sample(_RNG, np.array(3, np.int32)))
+    samples = lambda: (Sample(_RNG, np.array(0)), Sample(_RNG, np.array(3, np.int32)))
 
     def infer(self, rng: TensorType, index: TensorType) -> TensorType:
         return TensorType(DType.UINT64, (2,))

@@ -62,7 +62,7 @@ class Reduction(Op):
     inputs = ("x", "axes?")
     types = {"x": _SUMMABLE, "axes": INT64}
     symbolic_inference = True
-    samples = (*_uses(_normal), _EMPTY)
+    samples = lambda: (*_uses(_normal), _EMPTY)
     # Function of a list of known elements, if shape arithmetic uses the operator.
     known: ClassVar[Any] = None
 
@@ -159,7 +159,7 @@ class ReduceMean(Reduction):
     """Mean over `axes` (default: all); NaN over no elements. The mean of integers is rounded towards zero."""
 
     onnx = Onnx("ReduceMean", since=18)
-    samples = _uses(_normal)
+    samples = lambda: _uses(_normal)
 
     def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
         count = int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64))
@@ -191,7 +191,7 @@ class _ReduceExtreme(Reduction):
     """Base of the largest and smallest element. Equal extreme elements share the gradient equally."""
 
     types = {"x": _SUMMABLE | {DType.INT8, DType.UINT8} | BOOLS, "axes": INT64}
-    samples = (
+    samples = lambda: (
         *_uses(_normal),
         _EMPTY_INFINITE,
         Sample(np.array([[True, False], [False, False]]), i64(1)),
@@ -299,7 +299,7 @@ class ReduceLogSum(Reduction):
 
     types = {"x": FLOATS, "axes": INT64}
     onnx = Onnx("ReduceLogSum", since=28)
-    samples = (*_uses(_positive), _EMPTY_INFINITE)
+    samples = lambda: (*_uses(_positive), _EMPTY_INFINITE)
 
     def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
         return xp.log(xp.sum(x, axis=axes, keepdims=self.keepdims))
@@ -314,7 +314,7 @@ class ReduceLogSumExp(Reduction):
 
     types = {"x": FLOATS, "axes": INT64}
     onnx = Onnx("ReduceLogSumExp", since=28)
-    samples = (
+    samples = lambda: (
         *_uses(_normal),
         _EMPTY_INFINITE,
         # Not differentiable at infinity; onnx's evaluator gives NaN where every element is -inf.
@@ -348,7 +348,7 @@ class ReduceProd(Reduction):
 
     onnx = Onnx("ReduceProd", since=18)
     known = staticmethod(dims.product)
-    samples = (*_uses(_normal), _EMPTY, *_ZEROS)
+    samples = lambda: (*_uses(_normal), _EMPTY, *_ZEROS)
 
     def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
         return xp.prod(x, axis=axes, keepdims=self.keepdims)
@@ -393,7 +393,7 @@ class LeaveOneOutProduct(Op):
     composite = True
     inputs = ("x", "axes?")
     types = {"x": FLOATS, "axes": INT64}
-    samples = tuple(
+    samples = lambda: tuple(
         Sample(*sample.inputs, **{k: v for k, v in sample.attrs.items() if k != "keepdims"})
         for sample in (*_uses(_normal), *_ZEROS)
     )

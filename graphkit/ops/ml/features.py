@@ -29,7 +29,7 @@ class ArrayFeatureExtractor(Op):
     outputs = ("z",)
     onnx = Onnx("ArrayFeatureExtractor", 1, ML)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((3, 4), np.array([[0, 2]])),
         Sample((5,), np.array([4, 1, 1])),
         Sample((2, 3, 4), np.array([3])),
@@ -83,7 +83,7 @@ class FeatureVectorizer(Op):
     types: ClassVar[Any] = {"xs": NUMBERS}
     onnx = Onnx("FeatureVectorizer", 1, ML)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((3, 4), (3, 2), inputdimensions=[4, 2]),
         Sample((3, 4), (3, 2), inputdimensions=[2, 5]),
         Sample((4,), (1, 2), inputdimensions=[4, 2]),
@@ -148,7 +148,7 @@ class OneHotEncoder(Op):
     onnx = Onnx("OneHotEncoder", 1, ML)
     per_example = ("x",)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample(Rand((3, 2), 0, 4), grad=False, cats_int64s=[0, 2, 3]),  # a step function
         Sample(np.array(["a", "c", "z"], object), cats_strings=["a", "b", "c"]),
         Sample(np.array([5, 7], np.int64), cats_int64s=[7, 5], zeros=0),

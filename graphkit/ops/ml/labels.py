@@ -80,7 +80,7 @@ class LabelEncoder(Op):
     onnx = Onnx("LabelEncoder", 4, ML)
     per_example = ("x",)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample(np.array([["a", "b"], ["z", "a"]], object), keys_strings=["a", "b"], values_int64s=[3, 4]),
         Sample(np.array([1, 5, 2], np.int64), keys_int64s=[1, 2], values_strings=["x", "y"], default_string="?"),
         Sample(np.array([1, np.nan, 2], np.float32), keys_floats=[2.0, 1], values_floats=[0.5, 1.5],
@@ -176,7 +176,7 @@ class CategoryMapper(Op):
     inputs = ("x",)
     types: ClassVar[Any] = {"x": frozenset({DType.STRING, DType.INT64})}
     onnx = Onnx("CategoryMapper", 1, ML)
-    samples = (
+    samples = lambda: (
         Sample(np.array(["b", "q"], object), cats_int64s=[5, 6], cats_strings=["a", "b"]),
         Sample(np.array([[6], [9]], np.int64), cats_int64s=[5, 6], cats_strings=["a", "b"], default_string="none"),
     )

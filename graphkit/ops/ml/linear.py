@@ -47,7 +47,7 @@ class LinearRegressor(RowWise):
     post_transform: str = "NONE"
     onnx = Onnx("LinearRegressor", 1, ML)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((3, 2), coefficients=[1.0, -2.0], intercepts=[0.5]),
         Sample((4, 3), coefficients=[1, 2, 3, -1, 0.5, 0], targets=2, post_transform="SOFTMAX"),
         Sample((2,), coefficients=[1, 0.5, -1, 2], intercepts=[0.5, 1], targets=2, post_transform="LOGISTIC"),
@@ -100,7 +100,7 @@ class LinearClassifier(RowWise):
     outputs = ("y", "z")
     onnx = Onnx("LinearClassifier", 1, ML)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((5, 2), coefficients=[1, -2, 0.5, 1, -1, 1], intercepts=[0.5, 0, 1], classlabels_ints=[3, 4, 9],
                post_transform="SOFTMAX", multi_class=1),
         Sample((4, 3), coefficients=[1, -2, 0.5], intercepts=[0.25], classlabels_ints=[0, 1],

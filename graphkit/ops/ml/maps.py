@@ -37,7 +37,7 @@ class DictVectorizer(Op):
     inputs = ("x",)
     onnx = Onnx("DictVectorizer", 1, ML)
     on_host = True
-    samples = (
+    samples = lambda: (
         Sample({"a": np.float32(1.5), "c": np.float32(2.5)}, string_vocabulary=["a", "b", "c"], grad=False),
         Sample({1: "one", 7: "seven"}, int64_vocabulary=[7, 8], grad=False),
     )
@@ -71,7 +71,7 @@ class CastMap(Op):
     inputs = ("x",)
     onnx = Onnx("CastMap", 1, ML)
     on_host = True
-    samples = (
+    samples = lambda: (
         Sample({3: np.float32(1.5), 1: np.float32(2.5)}, cast_to="TO_INT64", grad=False),
         Sample({0: "1.5", 2: "-3"}, map_form="SPARSE", max_map=4, grad=False),
         Sample({0: np.float32(1.5)}, cast_to="TO_STRING", grad=False),
@@ -123,7 +123,7 @@ class ZipMap(Op):
     types: ClassVar[Any] = {"x": frozenset({_FLOAT})}
     onnx = Onnx("ZipMap", 1, ML)
     on_host = True
-    samples = (
+    samples = lambda: (
         Sample((3, 2), classlabels_int64s=[5, 7], grad=False),
         Sample((2,), classlabels_strings=["a", "b"], grad=False),
     )

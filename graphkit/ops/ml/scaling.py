@@ -65,7 +65,7 @@ class Scaler(RowWise):
     scale: tuple[float, ...] = ()
     onnx = Onnx("Scaler", 1, ML)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((3, 4), offset=[0.5, 1.0, -1.0, 0.0], scale=[2.0, 0.5, 1.0, -1.0]),
         Sample((5,), offset=[1.0], scale=[0.25]),
         Sample((2, 3, 2), offset=[1.0, 2.0, 3.0], scale=[2.0]),
@@ -99,7 +99,7 @@ class Normalizer(RowWise):
     norm: str = "MAX"
     onnx = Onnx("Normalizer", 1, ML)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((3, 4), norm="MAX"),
         Sample((3, 4), norm="L1"),
         Sample((3, 4), norm="L2"),
@@ -145,7 +145,7 @@ class Binarizer(Op):
     onnx = Onnx("Binarizer", 1, ML)
     per_example = ("x",)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((3, 4), grad=False, threshold=0.25),  # a step function
         Sample((5,), grad=False),
     )
@@ -183,7 +183,7 @@ class Imputer(RowWise):
     replaced_value_int64: int = 0
     onnx = Onnx("Imputer", 1, ML)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((3, 2), imputed_value_floats=[1.5, 2.5], dtypes={DType.FLOAT32, DType.FLOAT64}),
         Sample(np.array([[1, 3], [3, 2]], np.float32), imputed_value_floats=[7.0], replaced_value_float=3.0),
         Sample(Rand((6,), -2, 3, "int64"), imputed_value_int64s=[9], replaced_value_int64=-1),

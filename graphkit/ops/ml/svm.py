@@ -44,7 +44,7 @@ class SquaredDistances(Op):
     inputs, outputs = ("x", "y"), ("d",)
     types: ClassVar[Any] = {"x": frozenset({DType.FLOAT32, DType.FLOAT64}), "y": "x"}
     per_example = ("x",)
-    samples = (Sample((3, 4), (5, 4)), Sample((1, 1), (2, 1)), Sample((4, 19), (37, 19)))
+    samples = lambda: (Sample((3, 4), (5, 4)), Sample((1, 1), (2, 1)), Sample((4, 19), (37, 19)))
 
     def infer(self, x: TensorType, y: TensorType) -> TensorType:
         if x.shape is None or y.shape is None:
@@ -126,7 +126,7 @@ class SVMRegressor(KernelMachine):
     one_class: int = 0
     onnx = Onnx("SVMRegressor", 1, ML)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((3, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], n_supports=3, support_vectors=[0, 1, 1, 0, -1, 1],
                coefficients=[1, -2, 0.5], rho=[0.25]),
         Sample((3, 2), kernel_type="POLY", kernel_params=[0.5, 1, 3], n_supports=2, support_vectors=[0, 1, 1, 0],
@@ -202,7 +202,7 @@ class SVMClassifier(KernelMachine):
     onnx = Onnx("SVMClassifier", 1, ML)
     on_host = True
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((5, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], vectors_per_class=[2, 1, 1],
                support_vectors=[0, 1, 1, 0, -1, 1, 2, 2], coefficients=[1, 0.5, -2, 1, 0.25, -1, 1, 0.5],
                rho=[0.125, -0.25, 0.375], classlabels_ints=[4, 5, 6], grad=False),  # labels
@@ -390,7 +390,7 @@ class CoupledProbabilities(Op):
     types: ClassVar[Any] = {"decisions": frozenset({DType.FLOAT32}), "a": "decisions", "b": "decisions"}
     on_host = True
     per_example = ("decisions",)
-    samples = (
+    samples = lambda: (
         Sample((4, 3), Rand((3,), -2, -1), (3,), grad=False, dtypes={DType.FLOAT32}),
         Sample((2, 1), Rand((1,), -2, -1), (1,), grad=False, dtypes={DType.FLOAT32}),
     )

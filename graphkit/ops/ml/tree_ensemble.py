@@ -50,7 +50,7 @@ class TreeEnsemble(RowWise):
     types: ClassVar[Any] = {"x": frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16})}
     onnx = Onnx("TreeEnsemble", 5, ML)
     on_host = True
-    samples = (
+    samples = lambda: (
         Sample((5, 3), tree_roots=[0, 2], nodes_featureids=[0, 2, 1], nodes_modes=np.array([0, 3, 6], np.uint8),
                nodes_splits=np.array([0.25, -0.5, 0.0], np.float32), nodes_truenodeids=[1, 0, 2],
                nodes_trueleafs=[0, 1, 1], nodes_falsenodeids=[1, 2, 3], nodes_falseleafs=[1, 1, 1],

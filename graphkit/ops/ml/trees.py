@@ -154,7 +154,7 @@ class TreeEnsembleRegressor(IdentifiedTrees):
     target_weights: tuple[float, ...] = ()
     target_weights_as_tensor: Tensor | None = None
     onnx = Onnx("TreeEnsembleRegressor", 3, ML)
-    samples = (
+    samples = lambda: (
         Sample((4, 1), **_STUMP, n_targets=1, target_treeids=[0, 0], target_nodeids=[1, 2], target_ids=[0, 0],
                target_weights=[1.5, -2.0], base_values=[0.25], grad=False),
         Sample((7, 3), **_TREES, n_targets=2, aggregate_function="MAX", target_treeids=[0, 0, 0, 0, 1, 1],
@@ -226,7 +226,7 @@ class TreeEnsembleClassifier(IdentifiedTrees):
     classlabels_strings: tuple[str, ...] = ()
     outputs = ("y", "z")
     onnx = Onnx("TreeEnsembleClassifier", 3, ML)
-    samples = (
+    samples = lambda: (
         Sample((4, 1), **_STUMP, class_treeids=[0, 0], class_nodeids=[1, 2], class_ids=[0, 0],
                class_weights=[1.5, -2.0], classlabels_int64s=[5, 7], post_transform="LOGISTIC", grad=False),
         Sample((7, 3), **_TREES, class_treeids=[0, 0, 0, 0, 1, 1], class_nodeids=[1, 3, 4, 4, 1, 2],

@@ -62,7 +62,7 @@ class Sigmoid(Unary):
     """1 / (1 + exp(-x))."""
 
     onnx = Onnx("Sigmoid", since=13)
-    samples = (*Unary.samples, FAR)
+    samples = lambda: (*Unary.samples, FAR)
 
     def reference(self, xp: Any, x: Any) -> Any:
         return stable_sigmoid(xp, x)
@@ -77,7 +77,7 @@ class Tanh(Unary):
     """Hyperbolic tangent."""
 
     onnx = Onnx("Tanh", since=13)
-    samples = (*Unary.samples, FAR)
+    samples = lambda: (*Unary.samples, FAR)
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.tanh(x)
@@ -93,7 +93,7 @@ class LeakyRelu(Unary):
 
     alpha: float = 0.009999999776482582  # the standard's attributes are float32
     onnx = Onnx("LeakyRelu", since=16)
-    samples = (*SIDES, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
+    samples = lambda: (*SIDES, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.where(x >= 0, x, x * self.alpha)
@@ -111,7 +111,7 @@ class HardSigmoid(Unary):
     alpha: float = 0.20000000298023224  # the standard's attributes are float32
     beta: float = 0.5
     onnx = Onnx("HardSigmoid", since=22)
-    samples = (
+    samples = lambda: (
         *Unary.samples,
         Sample(Rand((2, 3), 3.0, 9.0)),
         Sample(Rand((2, 3), -9.0, -3.0)),
@@ -131,7 +131,7 @@ class HardSwish(Unary):
     """x * min(max(x / 6 + 1/2, 0), 1). Howard et al. 2019, arXiv:1905.02244."""
 
     onnx = Onnx("HardSwish", since=22)
-    samples = (*Unary.samples, Sample(Rand((2, 3), 3.2, 9.0)), Sample(Rand((2, 3), -9.0, -3.2)))
+    samples = lambda: (*Unary.samples, Sample(Rand((2, 3), 3.2, 9.0)), Sample(Rand((2, 3), -9.0, -3.2)))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return x * xp.clip(x / 6 + 0.5, 0, 1)
@@ -151,7 +151,7 @@ class HardSwishGrad(Op):
     pointwise = True
     symbolic_inference = True
     inplace = ((0, 0), (1, 0))
-    samples = (
+    samples = lambda: (
         *(Sample((4,), Rand((4,), *limits)) for limits in ((-2.8, 2.8), (3.2, 9.0), (-9.0, -3.2))),
         Sample((2, 3), Rand((2, 3), -2.8, 2.8)),
         Sample((), Rand((), -2.8, 2.8)),
@@ -185,7 +185,7 @@ class Clip(Op):
     symbolic_inference = True
     onnx = Onnx("Clip", since=13)
     inplace = ((0, 0),)
-    samples = (
+    samples = lambda: (
         Sample((2, 3), Rand((), -0.7, -0.3), Rand((), 0.3, 0.7)),
         Sample((2, 3), Rand((), -0.2, 0.2)),
         Sample((2, 3), None, Rand((), -0.2, 0.2)),

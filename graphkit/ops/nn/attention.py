@@ -47,7 +47,7 @@ class RotaryEmbedding(Op):
     types = {"x": FLOATS, "cos_cache": "x", "sin_cache": "x", "position_ids": INT64}
     onnx = Onnx("RotaryEmbedding", since=23)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((2, 2, 3, 4), (5, 2), (5, 2), _POSITIONS),
         Sample((2, 2, 3, 4), (2, 3, 2), (2, 3, 2)),
         Sample((2, 3, 8), (5, 2), (5, 2), _POSITIONS, num_heads=2),
@@ -182,7 +182,7 @@ class Attention(Op):
     }
     onnx = Onnx("Attention", since=25)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3)),
         Sample((2, 3, 8), (2, 5, 8), (2, 5, 6), q_num_heads=2, kv_num_heads=2, is_causal=True, scale=0.5),
         Sample(

@@ -268,7 +268,7 @@ class Conv(Convolution):
     types = {"x": FLOATS, "w": "x", "b": "x"}
     symbolic_inference = True
     onnx = Onnx("Conv", since=22)
-    samples = (
+    samples = lambda: (
         *(Sample(x, w, **attrs) for x, w, attrs in _GEOMETRIES),
         Sample((2, 3, 5, 5), (4, 3, 3, 3), (4,), pads=(1, 1, 1, 1)),
         Sample((2, 3, 5, 6), (4, 3, 2, 3), (4,), strides=(2, 3)),
@@ -435,7 +435,7 @@ class ConvTranspose(Convolution):
     types = {"x": FLOATS, "w": "x", "b": "x"}
     symbolic_inference = True
     onnx = Onnx("ConvTranspose", since=22)
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4, 4), (3, 2, 3, 3)),
         Sample((2, 3, 4, 3), (3, 2, 3, 3), (2,), strides=(2, 3), pads=(1, 0, 1, 2), kernel_shape=(3, 3)),
         Sample((1, 3, 3, 3), (3, 2, 3, 3), strides=(2, 2), pads=(1, 1, 1, 1), output_padding=(1, 1)),

@@ -131,7 +131,7 @@ class NegativeLogLikelihoodLoss(ClassLoss):
     outputs = ("loss",)
     types = {"x": FLOATS, "target": INDICES, "weight": "x"}
     onnx = Onnx("NegativeLogLikelihoodLoss", since=22)
-    samples = (
+    samples = lambda: (
         Sample((3, 4), _LABELS),
         Sample((3, 4), _LABELS, _WEIGHTS, reduction="sum"),
         Sample((3, 4), np.array([2, -1, 3]), reduction="none", ignore_index=-1),
@@ -170,7 +170,7 @@ class SoftmaxCrossEntropyLoss(ClassLoss):
     outputs = ("loss", "log_prob")
     types = {"scores": FLOATS, "labels": INDICES, "weights": "scores"}
     onnx = Onnx("SoftmaxCrossEntropyLoss", since=13)
-    samples = (
+    samples = lambda: (
         Sample((3, 4), _LABELS),
         Sample((3, 4), _LABELS.astype(np.int32), reduction="sum"),
         Sample((3, 4), _LABELS, reduction="none"),
@@ -234,7 +234,7 @@ class SoftmaxCrossEntropyGrad(ClassLoss):
     outputs = ("dscores",)
     types = {"dloss": FLOATS, "log_prob": "dloss", "labels": INDICES, "weights": "dloss"}
     inplace = ((1, 0),)
-    samples = (
+    samples = lambda: (
         Sample((), (3, 4), _LABELS),
         Sample((), (3, 4), _LABELS.astype(np.int32), _WEIGHTS),
         Sample((3,), (3, 4), _LABELS, _WEIGHTS, reduction="none"),
@@ -290,7 +290,7 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
     outputs = ("loss", "dscores")
     types = {"scores": FLOATS, "labels": INDICES, "dloss": FLOATS, "weights": "dloss"}
     inplace = ((0, 1),)
-    samples = (
+    samples = lambda: (
         Sample((3, 4), _LABELS, ()),
         Sample((3, 4), _LABELS.astype(np.int32), (), _WEIGHTS),
         Sample((3, 4), np.array([2, -1, 3]), (), reduction="sum", ignore_index=-1),

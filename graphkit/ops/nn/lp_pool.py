@@ -24,7 +24,7 @@ class LpPool(Pooling):
     per_example = ("x",)
     inputs = ("x",)
     onnx = Onnx("LpPool", since=22)
-    samples = (*_pool_samples(), *_pool_samples(p=3)[:2])
+    samples = lambda: (*_pool_samples(), *_pool_samples(p=3)[:2])
 
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, self.pooled(x))
@@ -58,7 +58,7 @@ class GlobalLpPool(GlobalPool):
     p: int = 2
     onnx = Onnx("GlobalLpPool", since=22)
     # Neither onnx's evaluator nor ONNX Runtime implements this version.
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4, 5), onnx=False),
         Sample((2, 3, 4), p=1, onnx=False),
         Sample((1, 2, 3, 3), p=3, onnx=False),

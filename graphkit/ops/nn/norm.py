@@ -53,7 +53,7 @@ class BatchNormalization(Op):
     types = {"x": FLOATS, "scale": FLOATS, "b": "scale", "input_mean": FLOATS, "input_var": "input_mean"}
     onnx = Onnx("BatchNormalization", since=15)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4, 5), (3,), (3,), (3,), _VARIANCE),
         Sample((4, 3), (3,), (3,), (3,), _VARIANCE, epsilon=0.0625),
         Sample((0, 3, 2), (3,), (3,), (3,), _VARIANCE),
@@ -144,7 +144,7 @@ class BatchNormGrad(Op):
     inputs = ("dy", "x", "scale")
     outputs = ("dx", "dscale", "db")
     types = {"dy": FLOATS, "x": "dy", "scale": FLOATS}
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 2, 3), (2, 3, 2, 3), (3,)),
         Sample((4, 3), (4, 3), (3,), epsilon=0.0625),
         Sample((3, 2, 4), (3, 2, 4), (2,)),
@@ -228,7 +228,7 @@ class LayerNormalization(NormOfLastAxes):
     types = {"x": FLOATS, "scale": "x", "b": "x"}
     onnx = Onnx("LayerNormalization", since=17)
     # stash_type=11 is float64, which the standard does not allow: gradients through statistics can be checked.
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4), (4,), (4,)),
         Sample((2, 3, 4), (3, 4), (3, 4), axis=1, epsilon=0.0625),
         Sample((2, 3, 4), (2, 3, 4), (2, 3, 4), axis=-3),
@@ -303,7 +303,7 @@ class LayerNormGrad(NormOfLastAxes):
     inputs = ("dy", "x", "scale", "mean?", "inv_std_dev?")
     outputs = ("dx", "dscale", "db")
     types = {"dy": FLOATS, "x": FLOATS, "scale": FLOATS, "mean": FLOATS, "inv_std_dev": "mean"}
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4), (2, 3, 4), (4,)),
         Sample((2, 3, 4), (2, 3, 4), (4,), (2, 3, 1), Rand((2, 3, 1), 0.5, 2.0)),
         Sample((2, 3, 4), (2, 3, 4), (3, 4), axis=1, epsilon=0.0625),
@@ -365,7 +365,7 @@ class RMSNormalization(NormOfLastAxes):
     inputs = ("x", "scale")
     types = {"x": FLOATS, "scale": FLOATS}
     onnx = Onnx("RMSNormalization", since=23)
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4), (4,)),
         Sample((2, 3, 4), (3, 4), axis=1, epsilon=0.0625),
         Sample((2, 3, 4), (), axis=-3),
@@ -404,7 +404,7 @@ class RMSNormGrad(NormOfLastAxes):
     inputs = ("dy", "x", "scale")
     outputs = ("dx", "dscale")
     types = {"dy": FLOATS, "x": FLOATS, "scale": "dy"}
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4), (2, 3, 4), (4,)),
         Sample((2, 3, 4), (2, 3, 4), (3, 1), axis=1, epsilon=0.0625),
         Sample((0, 4), (0, 4), (4,)),

@@ -47,7 +47,7 @@ class InstanceNormalization(Op):
     types = {"x": FLOATS, "scale": "x", "b": "x"}
     onnx = Onnx("InstanceNormalization", since=22)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 3, 4), (3,), (3,)),
         Sample((2, 3, 4), (3,), (3,), epsilon=0.0625),
         Sample((0, 2, 3), (2,), (2,)),
@@ -84,7 +84,7 @@ class GroupNormalization(Op):
     types = {"x": FLOATS, "scale": "x", "bias": "x"}
     onnx = Onnx("GroupNormalization", since=21)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample((2, 4, 2, 3), (4,), (4,), num_groups=2),
         Sample((2, 6, 3), (6,), (6,), num_groups=3, epsilon=0.0625),
         Sample((2, 3, 4), (3,), (3,), num_groups=1),
@@ -127,7 +127,7 @@ class GroupNormGrad(Op):
     outputs = ("dx", "dscale", "db")
     types = {"dy": FLOATS, "x": "dy", "scale": "dy"}
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((2, 4, 2, 3), (2, 4, 2, 3), (4,), num_groups=2),
         Sample((2, 6, 3), (2, 6, 3), (6,), num_groups=3, epsilon=0.0625),
         Sample((2, 3, 3, 4), (2, 3, 3, 4), (3,)),
@@ -188,7 +188,7 @@ class MeanVarianceNormalization(Op):
     types = {"x": FLOATS}
     onnx = Onnx("MeanVarianceNormalization", since=13)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 2, 4)),
         Sample((2, 3, 4), axes=(1, -1)),
         Sample((2, 5), axes=(1,)),
@@ -233,7 +233,7 @@ class LRN(Op):
     types = {"x": FLOATS}
     onnx = Onnx("LRN", since=13)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample((2, 5, 2, 3), size=3, alpha=0.5),
         # ONNX Runtime takes odd sizes only; onnx's evaluator sums the wrong channels.
         Sample((1, 4, 2, 2), size=4, alpha=1.0, beta=0.5, bias=2.0, onnx=False),
@@ -285,7 +285,7 @@ class LpNormalization(Op):
     types = {"x": FLOATS}
     composite = True
     onnx = Onnx("LpNormalization", since=22)
-    samples = (
+    samples = lambda: (
         Sample((2, 3)),
         Sample((2, 3, 4), axis=1),
         Sample((2, 3), axis=0, p=1),

@@ -24,7 +24,7 @@ class PRelu(Op):
     types = {"x": FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}, "slope": "x"}
     onnx = Onnx("PRelu", since=16)
     inplace = ((0, 0),)
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (2, 3)),
         Sample((2, 3, 2), (3, 1)),
         Sample((2, 3), (1,)),
@@ -56,7 +56,7 @@ class ThresholdedRelu(Unary):
 
     alpha: float = 1.0
     onnx = Onnx("ThresholdedRelu", since=22)
-    samples = (
+    samples = lambda: (
         *Unary.samples,
         Sample(Rand((3,), 1.2, 4.0)),
         Sample((2, 3), alpha=0.25),
@@ -79,7 +79,7 @@ class Shrink(Unary):
     lambd: float = 0.5
     types = {"x": (FLOATS - {DType.BFLOAT16}) | SIGNED | UNSIGNED}
     onnx = Onnx("Shrink", since=9)
-    samples = (
+    samples = lambda: (
         *Unary.samples,
         Sample((3, 3), bias=0.25, lambd=0.5),
         Sample((3, 3), bias=-1.0, lambd=0.0),

@@ -110,7 +110,7 @@ class MaxPool(Pooling):
     outputs = ("y", "indices")
     types = {"x": FLOATS | {DType.INT8, DType.UINT8}}
     onnx = Onnx("MaxPool", since=22)
-    samples = (
+    samples = lambda: (
         *_pool_samples(),
         Sample((2, 2, 4, 5), kernel_shape=(2, 2), strides=(2, 2), storage_order=1),
         Sample(np.arange(32, dtype=np.uint8).reshape(1, 2, 4, 4)[:, :, ::-1].copy(), kernel_shape=(3, 3)),
@@ -185,7 +185,7 @@ class MaxPoolGrad(Op):
     outputs = ("dx",)
     types = {"dy": FLOATS, "indices": INDICES}
     shape_only = ("x",)
-    samples = (
+    samples = lambda: (
         Sample((1, 2, 2, 2), np.array([0, 1, 5, 3, 9, 11, 14, 12]).reshape(1, 2, 2, 2), (1, 2, 3, 3), disjoint=True),
         Sample((1, 2, 2, 2), np.array([4, 4, 4, 8, 9, 11, 13, 13]).reshape(1, 2, 2, 2), (1, 2, 3, 3)),
         Sample((0, 2, 2), np.zeros((0, 2, 2), np.int64), (0, 2, 3)),
@@ -298,7 +298,7 @@ class AveragePool(AveragePooling):
     per_example = ("x",)
     inputs = ("x",)
     onnx = Onnx("AveragePool", since=22)
-    samples = (*_pool_samples(), *_pool_samples(count_include_pad=True))
+    samples = lambda: (*_pool_samples(), *_pool_samples(count_include_pad=True))
 
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, self.pooled(x))

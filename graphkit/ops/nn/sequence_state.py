@@ -54,7 +54,7 @@ class LinearAttention(Op):
     }
     onnx = Onnx("LinearAttention", since=27)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4), (2, 3, 4), (2, 3, 6), (2, 2, 2, 3), _DECAY, _RATE, **_GATED_DELTA),
         Sample((2, 3, 4), (2, 3, 4), (2, 3, 6), None, Rand((2, 3, 4), -1.0, 0.0), Rand((2, 3, 1)), **_GATED_DELTA),
         Sample(
@@ -186,7 +186,7 @@ class CausalConvWithState(Op):
     types = {"x": FLOATS, "weight": "x", "bias": "x", "past_state": "x"}
     onnx = Onnx("CausalConvWithState", since=27)
     composite = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 5), (3, 1, 4), (3,), (2, 3, 3)),
         Sample((2, 3, 5), (3, 1, 2), activation="silu"),
         Sample((1, 2, 2), (2, 1, 4), None, (1, 2, 3), activation="swish"),

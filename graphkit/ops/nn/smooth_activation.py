@@ -20,7 +20,7 @@ class Elu(Unary):
 
     alpha: float = 1.0
     onnx = Onnx("Elu", since=22)
-    samples = (*SIDES, FAR, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
+    samples = lambda: (*SIDES, FAR, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.where(x > 0, x, self.alpha * xp.expm1(xp.minimum(x, 0)))
@@ -39,7 +39,7 @@ class Selu(Unary):
     alpha: float = 1.67326319217681884765625
     gamma: float = 1.05070102214813232421875
     onnx = Onnx("Selu", since=22)
-    samples = (*SIDES, FAR, Sample((2, 3), alpha=0.5, gamma=2.0), Sample((2, 3), alpha=-0.5))
+    samples = lambda: (*SIDES, FAR, Sample((2, 3), alpha=0.5, gamma=2.0), Sample((2, 3), alpha=-0.5))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return self.gamma * xp.where(x > 0, x, self.alpha * xp.expm1(xp.minimum(x, 0)))
@@ -56,7 +56,7 @@ class Celu(Unary):
 
     alpha: float = 1.0
     onnx = Onnx("Celu", since=28)
-    samples = (*SIDES, FAR, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=2.0))
+    samples = lambda: (*SIDES, FAR, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=2.0))
 
     def infer(self, x: TensorType) -> TensorType:
         if self.alpha == 0:
@@ -77,7 +77,7 @@ class Softplus(Unary):
     """log(1 + exp(x))."""
 
     onnx = Onnx("Softplus", since=22)
-    samples = (*Unary.samples, FAR)
+    samples = lambda: (*Unary.samples, FAR)
 
     def reference(self, xp: Any, x: Any) -> Any:
         return stable_softplus(xp, x)
@@ -110,7 +110,7 @@ class Gelu(Unary):
 
     approximate: str = "none"
     onnx = Onnx("Gelu", since=20)
-    samples = (
+    samples = lambda: (
         *Unary.samples,
         *(Sample(s, approximate="tanh") for s in ((2, 3), (), (0, 2))),
         Sample(Rand((4,), -6.0, -3.0)),
@@ -149,7 +149,7 @@ class Swish(Unary):
 
     alpha: float = 1.0
     onnx = Onnx("Swish", since=24)
-    samples = (*Unary.samples, FAR, Sample((2, 3), alpha=1.75), Sample((2, 3), alpha=-0.5))
+    samples = lambda: (*Unary.samples, FAR, Sample((2, 3), alpha=1.75), Sample((2, 3), alpha=-0.5))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return x * stable_sigmoid(xp, self.alpha * x)
@@ -170,7 +170,7 @@ class SwiGLU(Op):
     onnx = Onnx("SwiGLU", since=28)
     inplace = ((0, 0), (1, 0))
     composite = True
-    samples = (Sample((2, 3), (2, 3)), Sample((4,), (4,), alpha=-0.5), Sample((), ()), Sample((0, 2), (0, 2)))
+    samples = lambda: (Sample((2, 3), (2, 3)), Sample((4,), (4,), alpha=-0.5), Sample((), ()), Sample((0, 2), (0, 2)))
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if not fits(a.shape, b.shape):
@@ -189,7 +189,7 @@ class Mish(Unary):
     """x * tanh(softplus(x)). Misra 2019, arXiv:1908.08681."""
 
     onnx = Onnx("Mish", since=22)
-    samples = (*Unary.samples, FAR)
+    samples = lambda: (*Unary.samples, FAR)
 
     def reference(self, xp: Any, x: Any) -> Any:
         return x * xp.tanh(stable_softplus(xp, x))

@@ -37,7 +37,7 @@ class MaxUnpool(Op):
     onnx = Onnx("MaxUnpool", since=22)
     composite = True
     checks_values = True
-    samples = (
+    samples = lambda: (
         Sample((1, 2, 2, 2), _PLACES, kernel_shape=(2, 2), strides=(2, 2)),
         Sample((1, 2, 2, 2), _PLACES, i64(1, 2, 5, 6), kernel_shape=(2, 2), strides=(2, 2)),
         Sample((2, 1, 3), np.array([[[0, 2, 4]], [[5, 7, 9]]]), kernel_shape=(3,), strides=(2,), pads=(1, 1)),

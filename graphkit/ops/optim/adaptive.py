@@ -46,7 +46,7 @@ class RmsPropUpdate(Update):
              "buffer": "weight"}  # fmt: skip
     inplace = ((0, 0), (2, 1))
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_MATRIX, _MATRIX, _SQUARE, _LR, grad=False),
         Sample(_MATRIX, _MATRIX, _SQUARE, _LR, alpha=0.5, epsilon=0.125, weight_decay=0.25, grad=False),
         Sample(_MATRIX, _MATRIX, _SQUARE_ABOVE, _LR, _AVERAGE, grad=False),
@@ -120,7 +120,7 @@ class AdagradUpdate(Update):
     types = {"weight": FLOATS, "grad": "weight", "square": "weight", "lr": FLOATS, "step": FLOATS | INTEGERS}
     inplace = ((0, 0), (2, 1))
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_MATRIX, _MATRIX, _SQUARE, _LR, _FIRST, grad=False),
         Sample(_MATRIX, _MATRIX, _SQUARE, _LR, _THIRD, lr_decay=0.25, weight_decay=0.25, grad=False),
         Sample((), (), Rand((), 0.1, 2.0), _LR, _THIRD, epsilon=0.125, grad=False),
@@ -163,7 +163,7 @@ class AdadeltaUpdate(Update):
     types = {"weight": FLOATS, "grad": "weight", "square": "weight", "change": "weight", "lr": FLOATS}
     inplace = ((0, 0), (2, 1), (3, 2))
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_MATRIX, _MATRIX, _SQUARE, _SQUARE, _LR, grad=False),
         Sample(_MATRIX, _MATRIX, _SQUARE, _SQUARE, _LR, rho=0.5, epsilon=0.125, weight_decay=0.25, grad=False),
         Sample((), (), Rand((), 0.1, 2.0), Rand((), 0.1, 2.0), _LR, grad=False),
@@ -211,7 +211,7 @@ class FtrlUpdate(Update):
     types = {"weight": FLOATS, "grad": "weight", "linear": "weight", "square": "weight", "lr": FLOATS}
     inplace = ((0, 0), (2, 1), (3, 2))
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_MATRIX, _MATRIX, _MATRIX, _SQUARE, _LR, grad=False),
         Sample(_MATRIX, _MATRIX, _MATRIX, _SQUARE, _LR, beta=0.5, l1=0.75, l2=0.25, grad=False),
         Sample(_MATRIX, _MATRIX, _MATRIX, np.zeros(_MATRIX, np.float32), _LR, l1=0.125, grad=False),

@@ -53,7 +53,7 @@ class LarsUpdate(Update):
     inplace = ((0, 0), (2, 1))
     composite = True
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_MATRIX, _MATRIX, _MATRIX, _LR, trust=0.5, grad=False),
         Sample(_MATRIX, _MATRIX, _MATRIX, _LR, trust=0.5, momentum=0.5, weight_decay=0.25, epsilon=0.125, grad=False),
         Sample((), (), (), _LR, trust=0.5, grad=False),
@@ -107,7 +107,7 @@ class LambUpdate(Update):
     inplace = ((0, 0), (2, 1), (3, 2))
     composite = True
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_MATRIX, _MATRIX, _MATRIX, _SQUARE, _LR, _FIRST, grad=False),
         Sample(_MATRIX, _MATRIX, _MATRIX, _SQUARE, _LR, _THIRD, beta1=0.5, beta2=0.75, weight_decay=0.25, grad=False),
         Sample((), (), (), Rand((), 0.1, 2.0), _LR, _FIRST, epsilon=0.125, grad=False),

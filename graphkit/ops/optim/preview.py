@@ -103,7 +103,7 @@ class Adagrad(_Step):
     onnx = Onnx("Adagrad", since=1, domain=DOMAIN)
     kinds = 3
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_RATE, _FIRST, _MATRIX, _MATRIX, _SQUARE, dtypes=_WIDE, grad=False),
         Sample(_RATE, _LATER, *_PAIR, _SQUARE, Rand((3,), 0.1, 2.0), decay_factor=0.25, norm_coefficient=0.5,
                epsilon=0.125, dtypes=_WIDE, grad=False),
@@ -141,7 +141,7 @@ class Adam(_Step):
     onnx = Onnx("Adam", since=1, domain=DOMAIN)
     kinds = 4
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_RATE, _FIRST, _MATRIX, _MATRIX, _MATRIX, _SQUARE, dtypes=_WIDE, grad=False),
         Sample(_RATE, _LATER, *_PAIR, _MATRIX, Rand((3,)), _SQUARE, Rand((3,), 0.1, 2.0), alpha=0.5, beta=0.75,
                epsilon=0.125, norm_coefficient=0.5, norm_coefficient_post=0.25, dtypes=_WIDE, grad=False),
@@ -179,7 +179,7 @@ class Momentum(_Step):
     onnx = Onnx("Momentum", since=1, domain=DOMAIN)
     kinds = 3
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample(_RATE, _FIRST, _MATRIX, _MATRIX, _MATRIX, alpha=0.5, beta=0.25, mode="standard", norm_coefficient=0.0,
                dtypes=_WIDE, grad=False),
         Sample(_RATE, _LATER, *_PAIR, _MATRIX, Rand((3,)), alpha=0.5, beta=0.25, mode="standard", norm_coefficient=0.5,

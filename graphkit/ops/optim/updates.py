@@ -73,7 +73,7 @@ class SgdUpdate(Update):
     types = {"weight": FLOATS, "grad": "weight", "lr": FLOATS, "velocity": "weight", "step": FLOATS | INTEGERS}
     inplace = ((0, 0), (3, 1))
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (2, 3), _LR, grad=False),
         Sample((2, 3), (2, 3), _LR, weight_decay=0.25, grad=False),
         Sample((2, 3), (2, 3), _LR, (2, 3), momentum=0.5, grad=False),
@@ -144,7 +144,7 @@ class _Adam(Update):
     }
     inplace = ((0, 0), (2, 1), (3, 2))
     # grad=False: an update is not differentiated.
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (2, 3), (2, 3), _SQUARE, _LR, _FIRST, grad=False),
         Sample((2, 3), (2, 3), (2, 3), _SQUARE, _LR, _THIRD, weight_decay=0.25, grad=False),
         Sample((2, 3), (2, 3), (2, 3), _SQUARE, _LR, _THIRD, beta1=0.5, beta2=0.75, epsilon=0.125, grad=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class ConvInteger(IntegerConvolution):
     inputs = ("x", "w", "x_zero_point?", "w_zero_point?")
     types = {"x": BYTES, "w": BYTES, "x_zero_point": "x", "w_zero_point": "w"}
     onnx = Onnx("ConvInteger", since=10)
-    samples = (
+    samples: ClassVar[Any] = lambda: (
         Sample(_X, _bytes(4, 3, 3, 2)),
         Sample(_X, _W, _scalar(7, np.uint8), **_PADDED),
         Sample(_X, _W, _scalar(7, np.uint8), _scalar(-3, np.int8), auto_pad="SAME_UPPER"),

@@ -25,7 +25,7 @@ class DynamicQuantizeLinear(Op):
     types = {"x": _F32}
     symbolic_inference = True
     onnx = Onnx("DynamicQuantizeLinear", since=11)
-    samples = (
+    samples = lambda: (
         Sample(Rand((3, 4), -3.0, 9.0, "float32")),
         Sample(Rand((5,), 1.0, 2.0, "float32")),
         Sample(Rand((5,), -7.0, -2.0, "float32")),

@@ -29,7 +29,7 @@ class FakeQuantize(QuantizeLinear):
     composite = True
     types = {**QuantizeLinear.types, "x": SCALES, "y_scale": SCALES}
     # grad=False: the gradient is a straight-through estimate, not the derivative.
-    samples = (
+    samples = lambda: (
         Sample(Rand((2, 4), -9.0, 9.0, "float32"), np.array(0.05, np.float32), np.array(128, np.uint8), grad=False),
         Sample(Rand((2, 4), -9.0, 9.0, "float32"), _ROW, np.array([0, 1, 2, -7], np.int8), grad=False),
         Sample(Rand((2, 4), -9.0, 9.0, "float32"), _BLOCKS, axis=-1, block_size=2, output_dtype=DType.INT4, grad=False),

@@ -101,7 +101,7 @@ class MatMulInteger(IntegerProduct):
     inputs = ("a", "b", "a_zero_point?", "b_zero_point?")
     types = {"a": BYTES, "b": BYTES, "a_zero_point": "a", "b_zero_point": "b"}
     onnx = Onnx("MatMulInteger", since=10)
-    samples = (
+    samples = lambda: (
         Sample(_A, _B),
         Sample(_A, _B, _A0, _B0),
         Sample(_bytes(5, 3, 4), _B, _A0, np.array([1, -2], np.int8)),

@@ -214,7 +214,7 @@ class RNNRecurrence(SavingRecurrence):
     inputs = RNN.inputs
     types = RNN.types
     outputs = (*RNN.outputs, "gates", "h_before")
-    samples = RNN.samples[2:6]
+    samples = lambda: RNN.samples()[2:6]
 
 
 @op
@@ -232,7 +232,7 @@ class GRURecurrence(SavingRecurrence):
     inputs = GRU.inputs
     types = GRU.types
     outputs = (*GRU.outputs, "gates", "h_before")
-    samples = GRU.samples[2:8]
+    samples = lambda: GRU.samples()[2:8]
 
 
 @op
@@ -249,7 +249,7 @@ class LSTMRecurrence(SavingRecurrence):
     inputs = LSTM.inputs
     types = LSTM.types
     outputs = (*LSTM.outputs, "gates", "h_before", "c_before")
-    samples = LSTM.samples[2:8]
+    samples = lambda: LSTM.samples()[2:8]
 
 
 _GATES = {"gates": FLOATS, "r": "gates", "sequence_lens": PARAMETERS["sequence_lens"]}
@@ -269,7 +269,7 @@ class RNNRecurrenceGrad(RecurrenceGrad):
     inputs = ("dy?", "dy_h?", "gates", "r", "sequence_lens?")
     outputs = ("d_gates", "dinitial_h")
     types = _GATES | dict.fromkeys(("dy", "dy_h"), FLOATS)
-    samples = (
+    samples = lambda: (
         _case((4, 1, 3, 5), (1, 3, 5), (1, 4, 3, 5), (1, 5, 5), _LENGTHS),
         _case((3, 4, 2, 5), None, (2, 4, 3, 5), (2, 5, 5), direction="bidirectional", layout=1),
         _case(None, (1, 3, 5), (1, 4, 3, 5), (1, 5, 5), direction="reverse", clip=0.5, activations=("Softplus",)),
@@ -292,7 +292,7 @@ class GRURecurrenceGrad(RecurrenceGrad):
     inputs = ("dy?", "dy_h?", "gates", "h_before", "r", "sequence_lens?")
     outputs = ("d_gates", "dinitial_h", "other")
     types = _GATES | dict.fromkeys(("dy", "dy_h"), FLOATS) | {"h_before": "gates"}
-    samples = (
+    samples = lambda: (
         _case((4, 1, 3, 5), (1, 3, 5), (1, 4, 3, 15), (1, 4, 3, 5), (1, 15, 5), _LENGTHS),
         _case((3, 4, 2, 5), None, (2, 4, 3, 15), (2, 4, 3, 5), (2, 15, 5), direction="bidirectional", layout=1),
         _case(
@@ -318,7 +318,7 @@ class LSTMRecurrenceGrad(RecurrenceGrad):
     inputs = ("dy?", "dy_h?", "dy_c?", "gates", "c_before", "r", "sequence_lens?", "p?")
     outputs = ("d_gates", "dinitial_h", "dinitial_c", "d_peepholes")
     types = _GATES | dict.fromkeys(("dy", "dy_h", "dy_c"), FLOATS) | {"c_before": "gates", "p": "gates"}
-    samples = (
+    samples = lambda: (
         _case(
             (4, 2, 3, 5), (2, 3, 5), (2, 3, 5), (2, 4, 3, 20), (2, 4, 3, 5), (2, 20, 5), _LENGTHS, (2, 15),
             direction="bidirectional",

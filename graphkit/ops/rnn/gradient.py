@@ -142,7 +142,7 @@ class RNNGrad(LayerGrad):
     inputs = ("dy?", "dy_h?", *RNN.inputs)
     outputs = ("dx", "dw", "dr", "db", "dinitial_h")
     types = PARAMETERS | {"dy": PARAMETERS["x"], "dy_h": PARAMETERS["x"]}
-    samples = (
+    samples = lambda: (
         _case((4, 1, 3, 5), (1, 3, 5), (4, 3, 2), (1, 5, 2), (1, 5, 5), (1, 10), _LENGTHS, (1, 3, 5)),
         _case((3, 4, 2, 5), None, (3, 4, 2), (2, 5, 2), (2, 5, 5), direction="bidirectional", layout=1),
         _case(None, (1, 3, 5), (4, 3, 2), (1, 5, 2), (1, 5, 5), direction="reverse", clip=0.5, activations=("Relu",)),
@@ -164,7 +164,7 @@ class GRUGrad(LayerGrad):
     inputs = ("dy?", "dy_h?", *GRU.inputs)
     outputs = ("dx", "dw", "dr", "db", "dinitial_h")
     types = PARAMETERS | {"dy": PARAMETERS["x"], "dy_h": PARAMETERS["x"]}
-    samples = (
+    samples = lambda: (
         _case((4, 1, 3, 5), (1, 3, 5), (4, 3, 2), (1, 15, 2), (1, 15, 5), (1, 30), _LENGTHS, (1, 3, 5)),
         _case((3, 4, 2, 5), None, (3, 4, 2), (2, 15, 2), (2, 15, 5), direction="bidirectional", layout=1),
         _case(None, (1, 3, 5), (4, 3, 2), (1, 15, 2), (1, 15, 5), (1, 30), linear_before_reset=True, clip=0.5),
@@ -186,7 +186,7 @@ class LSTMGrad(LayerGrad):
     inputs = ("dy?", "dy_h?", "dy_c?", *LSTM.inputs)
     outputs = ("dx", "dw", "dr", "db", "dinitial_h", "dinitial_c", "dp")
     types = PARAMETERS | dict.fromkeys(("dy", "dy_h", "dy_c"), PARAMETERS["x"]) | {"initial_c": "x", "p": "x"}
-    samples = (
+    samples = lambda: (
         _case(
             (4, 2, 3, 5), (2, 3, 5), (2, 3, 5), (4, 3, 2), (2, 20, 2), (2, 20, 5), (2, 40), _LENGTHS, (2, 3, 5),
             (2, 3, 5), (2, 15), direction="bidirectional",

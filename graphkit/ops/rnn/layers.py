@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class RNN(Recurrence):
     types = PARAMETERS
     outputs = ("y", "y_h")
     onnx = Onnx("RNN", since=22)
-    samples = (
+    samples: ClassVar[Any] = lambda: (
         _case((4, 3, 2), (1, 5, 2), (1, 5, 5)),
         _case((4, 3, 2), (1, 5, 2), (1, 5, 5), (1, 10), None, (1, 3, 5), direction="reverse"),
         _case((4, 3, 2), (2, 5, 2), (2, 5, 5), (2, 10), None, (2, 3, 5), direction="bidirectional"),
@@ -108,7 +108,7 @@ class GRU(Recurrence):
     types = PARAMETERS
     outputs = ("y", "y_h")
     onnx = Onnx("GRU", since=22)
-    samples = (
+    samples: ClassVar[Any] = lambda: (
         _case((4, 3, 2), (1, 15, 2), (1, 15, 5)),
         _case((4, 3, 2), (1, 15, 2), (1, 15, 5), (1, 30), None, (1, 3, 5), direction="reverse"),
         _case((4, 3, 2), (1, 15, 2), (1, 15, 5), (1, 30), None, (1, 3, 5), linear_before_reset=True),
@@ -204,7 +204,7 @@ class LSTM(Recurrence):
     types = {**PARAMETERS, "initial_c": "x", "p": "x"}
     outputs = ("y", "y_h", "y_c")
     onnx = Onnx("LSTM", since=22)
-    samples = (
+    samples: ClassVar[Any] = lambda: (
         _case((4, 3, 2), (1, 20, 2), (1, 20, 5)),
         _case((4, 3, 2), (1, 20, 2), (1, 20, 5), (1, 40), None, (1, 3, 5), (1, 3, 5), direction="reverse"),
         _case((4, 3, 2), (1, 20, 2), (1, 20, 5), (1, 40), None, None, None, (1, 15)),

@@ -59,7 +59,7 @@ class ZerosLike(Op):
     domain = DOMAIN
     inputs = ("x",)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample((2, 3), grad=False),  # the result is always 0
         Sample(_PAIR, grad=False),
         Sample(OptionalSample((2,)), grad=False),
@@ -89,7 +89,7 @@ class AddN(Op):
     domain = DOMAIN
     inputs = ("xs*",)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (2, 3), onnx=False),
         Sample(_PAIR, _PAIR, onnx=False),
         Sample(_PAIR, _PAIR, _PAIR, onnx=False),
@@ -135,7 +135,7 @@ class SequenceAtGrad(Op):
     inputs = ("dy", "sequence", "position")
     types = {"position": INDICES}
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample((4, 3), _PAIR, np.array(1), onnx=False),
         Sample((2, 3), _PAIR, np.array(-2, np.int32), onnx=False),
     )
@@ -168,7 +168,7 @@ class SequenceElementSizes(Op):
     domain = DOMAIN
     inputs = ("sequence",)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample(_PAIR, onnx=False),
         Sample(SequenceSample((2, 3), (2,)), axis=-1, onnx=False),
         Sample(SequenceSample(dtype="float32"), onnx=False),

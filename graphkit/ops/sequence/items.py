@@ -32,7 +32,7 @@ class SequenceConstruct(Op):
     inputs = ("xs*",)
     onnx = Onnx("SequenceConstruct", since=11)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample((2, 3), (2, 3)),
         Sample((2, 3), (4,), ()),
         Sample((0, 2)),
@@ -62,7 +62,7 @@ class SequenceEmpty(Op):
     inputs = ()
     onnx = Onnx("SequenceEmpty", since=11)
     reference_in_float32 = False
-    samples = (Sample(), Sample(dtype=DType.STRING), Sample(dtype=DType.INT64))
+    samples = lambda: (Sample(), Sample(dtype=DType.STRING), Sample(dtype=DType.INT64))
 
     def infer(self) -> SequenceType:
         return SequenceType(TensorType(self.dtype), 0)
@@ -79,7 +79,7 @@ class SequenceAt(Op):
     types = {"position": INDICES}
     onnx = Onnx("SequenceAt", since=11)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample(_PAIR, i64(1).reshape(())),
         Sample(_PAIR, np.array(-2, np.int32)),
         Sample(SequenceSample(()), i64(0).reshape(())),
@@ -109,7 +109,7 @@ class SequenceInsert(Op):
     types = {"position": INDICES}
     onnx = Onnx("SequenceInsert", since=11)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample(_PAIR, (1, 3)),
         Sample(_PAIR, (1, 3), i64(0).reshape(())),
         Sample(_PAIR, (2, 3), np.array(-1, np.int32)),
@@ -145,7 +145,7 @@ class SequenceErase(Op):
     types = {"position": INDICES}
     onnx = Onnx("SequenceErase", since=11)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample(SequenceSample((2, 3), (4,), ())),
         Sample(SequenceSample((2, 3), (4,), ()), i64(0).reshape(())),
         Sample(SequenceSample((2, 3), (4,), ()), np.array(-1, np.int32)),
@@ -180,7 +180,7 @@ class SequenceLength(Op):
     inputs = ("sequence",)
     onnx = Onnx("SequenceLength", since=11)
     reference_in_float32 = False
-    samples = (Sample(_PAIR), Sample(SequenceSample(dtype="float32")), Sample(_TEXTS))
+    samples = lambda: (Sample(_PAIR), Sample(SequenceSample(dtype="float32")), Sample(_TEXTS))
 
     def infer(self, sequence: Type) -> TensorType:
         length = sequence_type(sequence, "the operand").length

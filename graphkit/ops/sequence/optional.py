@@ -23,7 +23,7 @@ class Optional(Op):
     inputs = ("x?",)
     onnx = Onnx("Optional", since=28)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample((2, 3)),
         Sample(SequenceSample((2, 3), (4,))),
         Sample(np.array(["a"], object)),
@@ -62,7 +62,7 @@ class OptionalHasElement(Op):
     inputs = ("x?",)
     onnx = Onnx("OptionalHasElement", since=28)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample(OptionalSample((2, 3))),
         Sample(OptionalSample(None)),
         Sample((2, 3)),
@@ -88,7 +88,7 @@ class OptionalGetElement(Op):
     inputs = ("x",)
     onnx = Onnx("OptionalGetElement", since=28)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample(OptionalSample((2, 3))),
         Sample(OptionalSample(SequenceSample((2, 3), (4,)))),
         Sample((2, 3)),

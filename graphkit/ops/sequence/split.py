@@ -40,7 +40,7 @@ class SplitToSequence(Op):
     types = {"split": INDICES}
     onnx = Onnx("SplitToSequence", since=24)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample((3, 2)),
         Sample((3, 2), keepdims=False, axis=-1),
         Sample((5, 2), np.array(2)),
@@ -156,7 +156,7 @@ class ConcatFromSequence(Op):
     inputs = ("sequence",)
     onnx = Onnx("ConcatFromSequence", since=11)
     reference_in_float32 = False
-    samples = (
+    samples = lambda: (
         Sample(SequenceSample((2, 3), (4, 3)), axis=0),
         Sample(SequenceSample((2, 3), (2, 0), (2, 1)), axis=-1),
         Sample(SequenceSample((2, 3), (2, 3)), axis=1, new_axis=True),

@@ -239,7 +239,7 @@ class CastLike(_Conversion):
     types = {"x": ANY, "like": ANY}
     shape_only = ("like",)
     onnx = Onnx("CastLike", since=25)
-    samples = (
+    samples = lambda: (
         Sample(Rand((2, 3), -50.0, 50.0), np.zeros(1, np.float64)),
         Sample(_MIXED, np.zeros((), np.int32), grad=False),
         Sample(np.array([5, 0, -1]), np.zeros(2, bool)),
@@ -267,7 +267,7 @@ class StopGradient(Op):
     types = {"x": ANY}
     views = ((0, 0),)
     # grad=False: the gradient is 0 by definition, but finite differences measure 1.
-    samples = (Sample((2, 3), grad=False), Sample((), grad=False), Sample((0, 2), grad=False))
+    samples = lambda: (Sample((2, 3), grad=False), Sample((), grad=False), Sample((0, 2), grad=False))
 
     def infer(self, x: TensorType) -> TensorType:
         return x
@@ -297,7 +297,11 @@ class StraightThrough(Op):
     views = ((1, 0),)
     shape_only = ("x",)
     # grad=False: the gradient goes to x by definition, although the value is y.
-    samples = (Sample((2, 3), (2, 3), grad=False), Sample((), (), grad=False), Sample((0, 2), (0, 2), grad=False))
+    samples = lambda: (
+        Sample((2, 3), (2, 3), grad=False),
+        Sample((), (), grad=False),
+        Sample((0, 2), (0, 2), grad=False),
+    )
 
     def infer(self, x: TensorType, y: TensorType) -> TensorType:
         if not fits(x.shape, y.shape):

@@ -24,7 +24,7 @@ class Constant(Op):
 
     value: Tensor
     onnx = Onnx("Constant", since=25)
-    samples = (
+    samples = lambda: (
         Sample(value=np.arange(6, dtype=np.float32).reshape(2, 3)),
         Sample(value=np.array([-1, 4])),
         Sample(value=np.array(True)),
@@ -53,7 +53,7 @@ class ReduceToShapeOf(Op):
     types = {"x": FLOATS}
     shape_only = ("like",)
     symbolic_inference = True
-    samples = (Sample((2, 3), (2, 3)), Sample((2, 3), (3,)), Sample((4, 2, 3), (2, 1)), Sample((2, 3), ()))
+    samples = lambda: (Sample((2, 3), (2, 3)), Sample((2, 3), (3,)), Sample((4, 2, 3), (2, 1)), Sample((2, 3), ()))
 
     def infer(self, x: TensorType, like: TensorType) -> TensorType:
         if x.shape is not None and like.shape is not None:

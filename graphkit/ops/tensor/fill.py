@@ -27,7 +27,7 @@ class ConstantOfShape(Op):
     types = {"shape": INT64}
     onnx = Onnx("ConstantOfShape", since=25)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample(i64(2, 3)),
         Sample(i64(2, 0)),
         Sample(np.zeros(0, np.int64)),
@@ -76,7 +76,7 @@ class Range(Op):
     types = {"start": FLOATS | {DType.INT16, DType.INT32, DType.INT64}, "limit": "start", "delta": "start"}
     symbolic_inference = True
     onnx = Onnx("Range", since=27)
-    samples = (
+    samples = lambda: (
         Sample(np.int64(3), np.int64(9), np.int64(3)),
         Sample(np.int64(10), np.int64(4), np.int64(-2)),
         Sample(np.int32(1), np.int32(1), np.int32(1)),
@@ -136,7 +136,7 @@ class EyeLike(Op):
     shape_only = ("x",)
     onnx = Onnx("EyeLike", since=22)
     symbolic_inference = True
-    samples = (Sample((3, 4)), Sample((3, 2), k=1), Sample((2, 3), k=-1, dtype=DType.INT64), Sample((0, 2)))
+    samples = lambda: (Sample((3, 4)), Sample((3, 2), k=1), Sample((2, 3), k=-1, dtype=DType.INT64), Sample((0, 2)))
 
     def infer(self, x: TensorType) -> TensorType:
         if x.rank not in (None, 2):
@@ -164,7 +164,7 @@ class OneHot(Op):
     types = {"indices": NUMERIC, "depth": NUMERIC, "values": ANY}
     onnx = Onnx("OneHot", since=28)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample(i64(0, 2, 1), np.int64(3), Rand((2,))),
         Sample(i64(0, -2, 5), i64(3), Rand((2,)), axis=0),
         Sample(np.array([[1, 0], [-3, 3]]), np.int64(3), Rand((2,)), axis=1),

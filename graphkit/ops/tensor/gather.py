@@ -62,7 +62,7 @@ class Gather(Op):
     types = {"x": ANY, "indices": INDICES}
     symbolic_inference = True
     onnx = Onnx("Gather", since=13)
-    samples = tuple(Sample(shape, indices, axis=axis) for shape, indices, axis in _SAMPLES)
+    samples = lambda: tuple(Sample(shape, indices, axis=axis) for shape, indices, axis in _SAMPLES)
 
     def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices = inputs
@@ -104,7 +104,7 @@ class GatherGrad(Op):
     inputs = ("dy", "x", "indices")
     types = {"dy": FLOATS, "x": ANY, "indices": INDICES}
     shape_only = ("x",)
-    samples = tuple(
+    samples = lambda: tuple(
         Sample(np.take(np.empty(shape), indices, axis=axis).shape, shape, indices, axis=axis)
         for shape, indices, axis in _SAMPLES
     )
@@ -169,7 +169,7 @@ class GatherElements(Op):
     types = {"x": ANY, "indices": INDICES}
     symbolic_inference = True
     onnx = Onnx("GatherElements", since=13)
-    samples = (
+    samples = lambda: (
         Sample((3, 3), np.array([[1, 2, 0], [2, 0, -3]])),
         Sample((2, 2), np.array([[0, 0], [1, -1]]), axis=1),
         Sample((2, 3, 2), np.array([[[1], [-1], [0]], [[1], [-2], [0]]], np.int32), axis=2),
@@ -231,7 +231,7 @@ class GatherND(Op):
     types = {"x": ANY, "indices": INT64}
     symbolic_inference = True
     onnx = Onnx("GatherND", since=13)
-    samples = (
+    samples = lambda: (
         Sample((2, 2), np.array([[0, 0], [1, -1]])),
         Sample((2, 3), np.array([[1], [0], [1]])),
         Sample((2, 2, 3), np.array([[[0, 1]], [[1, 0]]])),

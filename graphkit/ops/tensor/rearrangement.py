@@ -24,7 +24,7 @@ class Tile(Op):
     types = {"x": ANY, "repeats": INT64}
     symbolic_inference = True
     onnx = Onnx("Tile", since=13)
-    samples = (
+    samples = lambda: (
         Sample((2, 3), i64(2, 2)),
         Sample((2, 3), i64(1, 3)),
         Sample((2, 1, 2), i64(3, 1, 2)),
@@ -88,7 +88,7 @@ class DepthToSpace(Op):
     types = {"x": ANY}
     symbolic_inference = True
     onnx = Onnx("DepthToSpace", since=28)
-    samples = (
+    samples = lambda: (
         Sample((1, 8, 2, 3), blocksize=2),
         Sample((2, 8, 2, 1), blocksize=2, mode="CRD"),
         Sample((1, 9, 1, 2), blocksize=3),
@@ -130,7 +130,7 @@ class SpaceToDepth(Op):
     types = {"x": ANY}
     symbolic_inference = True
     onnx = Onnx("SpaceToDepth", since=28)
-    samples = (
+    samples = lambda: (
         Sample((1, 2, 4, 6), blocksize=2),
         Sample((2, 2, 4, 2), blocksize=2, mode="CRD"),
         Sample((1, 1, 3, 6), blocksize=3),
@@ -173,7 +173,7 @@ class ReverseSequence(Op):
     types = {"x": ANY, "sequence_lens": INT64}
     checks_values = True
     onnx = Onnx("ReverseSequence", since=28)
-    samples = (
+    samples = lambda: (
         Sample((4, 3), i64(4, 2, 1)),
         Sample((3, 4), i64(1, 0, 4), batch_axis=0, time_axis=1),
         Sample((3, 2, 2), i64(3, 2)),

@@ -121,7 +121,7 @@ class ScatterElements(_Scatter):
     axis: int = 0
     types = {"x": ANY, "indices": INDICES, "updates": "x"}
     onnx = Onnx("ScatterElements", since=18)
-    samples = (
+    samples = lambda: (
         Sample((3, 3), np.array([[1, 0, 2], [0, 2, -2]]), (2, 3)),
         Sample((1, 5), np.array([[1, -2]], np.int32), (1, 2), axis=1),
         Sample((2, 3, 2), np.array([[[0], [1]]]), (1, 2, 1), axis=-1),
@@ -164,7 +164,7 @@ class ScatterND(_Scatter):
 
     types = {"x": ANY, "indices": INT64, "updates": "x"}
     onnx = Onnx("ScatterND", since=18)
-    samples = (
+    samples = lambda: (
         Sample((6,), np.array([[4], [3], [-6]]), (3,)),
         Sample((3, 2, 2), np.array([[0], [2]]), (2, 2, 2)),
         Sample((3, 4), np.array([[[0, 1]], [[2, -1]]]), (2, 1)),
@@ -222,7 +222,7 @@ class TensorScatter(Op):
     inplace = ((0, 0),)
     composite = True
     onnx = Onnx("TensorScatter", since=24)
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 5, 2), (2, 3, 2, 2), np.array([1, 3])),
         Sample((2, 5, 2), (2, 3, 2)),
         Sample((2, 4), (2, 3), np.array([3, 2]), axis=1, mode="circular"),

@@ -27,7 +27,7 @@ class Where(Op):
     inplace = ((1, 0), (2, 0))
     onnx = Onnx("Where", since=16)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample(np.array([[True, False, True], [False, False, True]]), (2, 3), (2, 3)),
         Sample(np.array([True, False, True]), (2, 3), ()),
         Sample(np.array([[True], [False]]), (3,), (2, 1)),
@@ -65,7 +65,7 @@ class Compress(Op):
     inputs = ("x", "condition")
     types = {"x": ANY, "condition": BOOLS}
     onnx = Onnx("Compress", since=28)
-    samples = (
+    samples = lambda: (
         Sample((3, 2), np.array([False, True, True]), axis=0),
         Sample((3, 2), np.array([False, True]), axis=-1),
         Sample((3, 2), np.array([False, True, False, False, True])),
@@ -105,7 +105,7 @@ class NonZero(Op):
     inputs = ("x",)
     types = {"x": NUMERIC | BOOLS | {DType.STRING}}
     onnx = Onnx("NonZero", since=13)
-    samples = (
+    samples = lambda: (
         Sample(np.array([[1, 0], [1, 1]])),
         Sample(np.array([0.0, -2.0, 0.5], np.float32)),
         Sample(np.array([[True, False], [False, False]])),
@@ -141,7 +141,7 @@ class Trilu(Op):
     symbolic_inference = True
     inplace = ((0, 0),)
     onnx = Onnx("Trilu", since=14)
-    samples = (
+    samples = lambda: (
         Sample((3, 4)),
         Sample((3, 4), upper=False),
         Sample((2, 3, 3), np.int64(1)),

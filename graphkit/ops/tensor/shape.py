@@ -23,7 +23,7 @@ class Identity(Op):
     inputs = ("x",)
     views = ((0, 0),)
     onnx = Onnx("Identity", since=25)
-    samples = (Sample((2, 3)), Sample(()), Sample((0, 2)))
+    samples = lambda: (Sample((2, 3)), Sample(()), Sample((0, 2)))
 
     def infer(self, x: Type) -> Type:
         return x
@@ -46,7 +46,7 @@ class Shape(Op):
     shape_only = ("x",)
     onnx = Onnx("Shape", since=25)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample((2, 3, 4)),
         Sample(()),
         Sample((0, 3)),
@@ -78,7 +78,7 @@ class Size(Op):
     types = {"x": ANY}
     shape_only = ("x",)
     onnx = Onnx("Size", since=25)
-    samples = (Sample((2, 3)), Sample(()), Sample((0, 2)))
+    samples = lambda: (Sample((2, 3)), Sample(()), Sample((0, 2)))
 
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(DType.INT64, (), None if x.shape is None else (x.size,))
@@ -142,7 +142,7 @@ class Reshape(Op):
     views = ((0, 0),)
     symbolic_inference = True
     onnx = Onnx("Reshape", since=25)
-    samples = (
+    samples = lambda: (
         Sample((2, 6), i64(3, 4)),
         Sample((2, 6), i64(-1)),
         Sample((2, 3, 4), i64(0, -1)),
@@ -178,7 +178,7 @@ class Flatten(Op):
     views = ((0, 0),)
     onnx = Onnx("Flatten", since=25)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         *(Sample((2, 3, 4), axis=axis) for axis in (0, 1, 3, -1, -3)),
         Sample((5,)),
         Sample((), axis=0),
@@ -213,7 +213,7 @@ class Squeeze(Op):
     views = ((0, 0),)
     onnx = Onnx("Squeeze", since=25)
     symbolic_inference = True
-    samples = (
+    samples = lambda: (
         Sample((1, 3, 1, 2), i64(0, 2)),
         Sample((1, 3, 1), i64(-1)),
         Sample((1, 3, 1)),
@@ -260,7 +260,12 @@ class Unsqueeze(Op):
     views = ((0, 0),)
     onnx = Onnx("Unsqueeze", since=25)
     symbolic_inference = True
-    samples = (Sample((2, 3), i64(0)), Sample((2, 3), i64(-1, 1)), Sample((), i64(0)), Sample((0, 2), i64(2, 0)))
+    samples = lambda: (
+        Sample((2, 3), i64(0)),
+        Sample((2, 3), i64(-1, 1)),
+        Sample((), i64(0)),
+        Sample((0, 2), i64(2, 0)),
+    )
 
     def infer(self, x: TensorType, axes: TensorType) -> TensorType:
         count = length_of(axes)

@@ -25,7 +25,7 @@ class ArgExtreme(Op):
     select_last_index: bool = False
     inputs = ("x",)
     types = {"x": NUMERIC}
-    samples = (
+    samples = lambda: (
         Sample((2, 3)),
         Sample((2, 3, 4), axis=-1, keepdims=False),
         Sample((5,), axis=0, keepdims=False),
@@ -101,7 +101,7 @@ class TopK(Op):
     outputs = ("values", "indices")
     types = {"x": NUMERIC, "k": INT64}
     onnx = Onnx("TopK", since=24)
-    samples = (
+    samples = lambda: (
         Sample((3, 4), i64(2)),
         Sample((3, 4), i64(3), axis=0, largest=False),
         Sample((2, 3, 2), i64(1), axis=-2),
@@ -163,7 +163,7 @@ class Unique(Op):
     outputs = ("y", "indices", "inverse_indices", "counts")
     types = {"x": NUMERIC | BOOLS | {DType.STRING}}
     onnx = Onnx("Unique", since=28)
-    samples = (
+    samples = lambda: (
         Sample((2, 3)),
         Sample((2, 3), sorted=False),
         Sample((3, 2), axis=0),

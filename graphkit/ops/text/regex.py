@@ -72,7 +72,7 @@ class RegexFullMatch(TextOp):
     pattern: str | None = None
     inputs = ("x",)
     onnx = Onnx("RegexFullMatch", since=20)
-    samples = (
+    samples = lambda: (
         Sample(text("www.google.com", "www.facebook.com", "www.bbc.co.uk"), pattern=r"www\.[\w.-]+\.\bcom\b"),
         Sample(text(["a@gmail.com", "b@"], ["@x", "c@yahoo.com"]), pattern=r"(\w+)@(yahoo|gmail)\.com"),
         Sample(text("", "a"), pattern=""),

@@ -65,7 +65,7 @@ class StringConcat(TextOp):
     types = {"x": STRINGS, "y": STRINGS}
     pointwise = True
     onnx = Onnx("StringConcat", since=20)
-    samples = (
+    samples = lambda: (
         Sample(text("a", "", "ü"), text("b", "c", "")),
         Sample(text(["a", "b"], ["c", "d"]), text("x", "y")),
         Sample(text("a", "b"), np.array("z", object)),
@@ -115,7 +115,7 @@ class StringSplit(TextOp):
     inputs = ("x",)
     outputs = ("y", "z")
     onnx = Onnx("StringSplit", since=20)
-    samples = (
+    samples = lambda: (
         Sample(text("a b c", " d  e ", "f")),
         Sample(text(["a,b", "c,d,e"], [",", "x"]), delimiter=","),
         Sample(text("hello world", "def.net"), delimiter=".", maxsplit=1),
@@ -157,7 +157,7 @@ class StringNormalizer(TextOp):
     stopwords: tuple[str, ...] | None = None
     inputs = ("x",)
     onnx = Onnx("StringNormalizer", since=10)
-    samples = (
+    samples = lambda: (
         Sample(text("monday", "tuesday", "wednesday")),
         Sample(text("monday", "Tuesday"), case_change_action="UPPER", is_case_sensitive=True, stopwords=["monday"]),
         Sample(text(["Monday", "Tuesday"]), case_change_action="LOWER", stopwords=["monday"]),

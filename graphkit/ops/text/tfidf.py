@@ -164,7 +164,7 @@ class TfIdfVectorizer(TextOp):
     inputs = ("x",)
     types = {"x": STRINGS | INDICES}
     onnx = Onnx("TfIdfVectorizer", since=9)
-    samples = (
+    samples = lambda: (
         _sample(_ROWS, "TF", 0, 2, 2, _POOL),
         _sample(_ROWS, "TF", 5, 2, 2, _POOL),
         _sample(_ROWS, "TF", 5, 1, 2, _POOL),

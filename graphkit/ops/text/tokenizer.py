@@ -35,7 +35,7 @@ class Tokenizer(TextOp):
     domain = "com.microsoft"
     inputs = ("x",)
     onnx = Onnx("Tokenizer", since=1, domain="com.microsoft")
-    samples = (
+    samples = lambda: (
         Sample(text("ab cd", "e"), mark=False, mincharnum=1, pad_value="#", separators=[""]),
         Sample(text(["a,b;cd", ""], [";", "x"]), mark=True, mincharnum=1, pad_value="", separators=[",", ";"]),
         Sample(text("a1bb22c", "zz"), mark=False, mincharnum=2, pad_value="#", tokenexp="[a-y]+"),

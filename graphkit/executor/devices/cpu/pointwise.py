@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphkit.executor.devices.cpu._base import native, prepared_kernel
+from graphkit.executor.devices.cpu._base import native, prepared_kernels
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.pointwise.instructions import PointwiseCode, PointwiseProgram
 from graphkit.executor.devices.pointwise.programs import EXPANDED, NAMES, code, program_of
@@ -53,5 +53,5 @@ def _prepare(node: Node, context: KernelContext) -> SizedFactory | None:
     return None if found is None else _Sized(found, context.threads)
 
 
-for _domain, _name in NAMES:
-    prepared_kernel(_name, _domain, fusable=_name in RULES)(_prepare)
+for _fusable in (True, False):
+    prepared_kernels([key for key in NAMES if (key[1] in RULES) is _fusable], fusable=_fusable)(_prepare)
