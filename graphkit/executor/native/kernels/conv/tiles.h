@@ -24,6 +24,16 @@ constexpr std::int64_t kPartTiles = 30;
 #endif
 // The filters of this many elements ahead are prefetched.
 constexpr int kAhead = 16;
+// Blocks of filters that are multiplied together, if the registers hold the sums of kPairRows rows. Each element of a
+// row is then loaded for twice as many products.
+constexpr int kPair = 2;
+constexpr int kPairRows = 6;
+constexpr std::int64_t kPairTiles = 5 * kPairRows;
+#if defined(__AVX512F__)
+constexpr bool kHasPairs = true;
+#else
+constexpr bool kHasPairs = false;
+#endif
 
 // Floats from row to row of this many elements: not a power of two, because rows would then share one set of the cache.
 constexpr std::int64_t row_floats(std::int64_t elements) {
@@ -47,6 +57,28 @@ template <int Given, int Ahead, int Rows, int Vectors>
         for (int r = 0; r < Rows; ++r) {
             const Lanes element = splat(rows[r * step + e]);
             for (int v = 0; v < Vectors; ++v) {
+                sums[r][v] += element * factors[v];
+            }
+        }
+    }
+}
+
+// sums += rows [Rows, elements], `step` floats apart, times kPair blocks of filters [elements, kBlock], `apart` floats
+// apart.
+template <int Rows>
+[[gnu::always_inline]] inline void add_pair(const float* rows, std::int64_t step, const float* filters,
+                                            std::int64_t apart, std::int64_t elements,
+                                            Lanes (&sums)[Rows][kPair * kVectors]) {
+    for (std::int64_t e = 0; e < elements; ++e) {
+        Lanes factors[kPair * kVectors];
+        for (int v = 0; v < kPair * kVectors; ++v) {
+            const float* filter = filters + v / kVectors * apart + e * kBlock + v % kVectors * kWide;
+            factors[v] = load<float>(filter);
+            __builtin_prefetch(filter + kAhead * kBlock, 0, 3);
+        }
+        for (int r = 0; r < Rows; ++r) {
+            const Lanes element = splat(rows[r * step + e]);
+            for (int v = 0; v < kPair * kVectors; ++v) {
                 sums[r][v] += element * factors[v];
             }
         }
@@ -161,6 +193,16 @@ class Finish {
         }
     }
 
+    // Fetches the memory of rows of results into a near cache, before they are computed.
+    [[gnu::always_inline]] void fetch_rows(std::int64_t rows, std::int64_t position) const {
+        const float* to = part_.y + position * part_.shape.filters + first_;
+        for (std::int64_t r = 0; r < rows; ++r, to += part_.shape.filters) {
+            for (int v = 0; v < kVectors; ++v) {
+                __builtin_prefetch(to + v * kWide, 1, 3);
+            }
+        }
+    }
+
     // Stores rows of results, from a position of the batch on. The results stay in registers only if the loops over
     // rows are unrolled.
     template <int Rows, int Vectors>
@@ -197,25 +239,39 @@ class Finish {
         const float low = part_.epilogue.low;
         const float high = part_.epilogue.high;
         const std::int64_t count = count_[Vectors - 1];
+        Lanes results[Rows][Vectors];
+        const auto each = [&](auto&& body) {
 #pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < Vectors; ++v) {
-                const bool whole = Whole || v < Vectors - 1;
-                const std::int64_t place = r * step + v * kWide;
-                Lanes x = sums[r][v] + bias_[v];
-                if constexpr (Residual) {
-                    const float* added = residual + place;
-                    x +=
-                        splat(part_.epilogue.weight) * (whole ? load<float>(added) : load_part<float>(added, count, 0));
-                }
-                x = at_most<float>(at_least<float>(x, low), high);
-                if (whole) {
-                    store(y + place, x);
-                } else {
-                    store_part<float>(y + place, x, count);
+            for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+                for (int v = 0; v < Vectors; ++v) {
+                    body(results[r][v], r, v);
                 }
             }
+        };
+        each([&](Lanes& x, int r, int v) {
+            x = sums[r][v] + bias_[v];
+            if constexpr (Residual) {
+                const bool whole = Whole || v < Vectors - 1;
+                const float* added = residual + r * step + v * kWide;
+                x += splat(part_.epilogue.weight) * (whole ? load<float>(added) : load_part<float>(added, count, 0));
+            }
+        });
+        // Most activations have one bound, or none.
+        if (low > -std::numeric_limits<float>::infinity()) {
+            each([&](Lanes& x, int, int) { x = at_least<float>(x, low); });
         }
+        if (high < std::numeric_limits<float>::infinity()) {
+            each([&](Lanes& x, int, int) { x = at_most<float>(x, high); });
+        }
+        each([&](const Lanes& x, int r, int v) {
+            float* to = y + r * step + v * kWide;
+            if (Whole || v < Vectors - 1) {
+                store(to, x);
+            } else {
+                store_part<float>(to, x, count);
+            }
+        });
     }
 
     const TiledPart& part_;
