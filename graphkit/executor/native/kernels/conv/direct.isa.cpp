@@ -236,7 +236,8 @@ struct PairChain {
     Windows windows;
     const float* filters;
     std::int64_t apart;
-    float* products;  // of each window with the blocks
+    const float* next;  // filters to prefetch; null for the first rows that are multiplied by these filters
+    float* products;    // of each window with the blocks
     bool adds;  // there are sums over earlier elements in `products`
     const Finish* finishes;  // of each block; null if more elements follow
     std::int64_t position;
@@ -250,7 +251,7 @@ __attribute__((noinline)) void multiply_pair_rows(const PairChain& chain) {
     Lanes sums[Rows][kEach] = {};
     for (std::int64_t i = 0; i < windows.lines; ++i) {
         add_pair(windows.first + i * windows.line_step, windows.step, chain.filters + i * windows.elements * kBlock,
-                 chain.apart, windows.elements, sums);
+                 chain.apart, chain.next, windows.elements, sums);
     }
     if (chain.adds) {
 #pragma GCC unroll 16
@@ -288,6 +289,8 @@ constexpr auto pair_of_rows(std::int64_t rows, std::integer_sequence<int, Less..
     return all[rows - 1];
 }
 
+constexpr std::int64_t kCacheLine = 64 / sizeof(float);
+
 // Computes two whole blocks of the results of a run, in the same order of sums as multiply_block.
 void multiply_pair(const TiledPart& p, const Run& run, std::int64_t block, float* products) {
     const Finish finishes[kPair] = {{p, block}, {p, block + 1}};
@@ -299,16 +302,21 @@ void multiply_pair(const TiledPart& p, const Run& run, std::int64_t block, float
         PairChain chain{run.windows,
                         p.filters + block * apart + (run.tap * p.shape.channels + first) * kBlock,
                         apart,
+                        nullptr,
                         products,
                         first > 0,
                         first + most < elements ? nullptr : finishes,
                         run.first};
         chain.windows.first += first;
         chain.windows.elements = std::min(most, elements - first);
+        // The next chain of the first block, or, after the last chain, the next blocks.
+        const float* const following =
+            chain.filters + (chain.finishes == nullptr ? chain.windows.elements * kBlock : apart + chain.windows.elements * kBlock);
         std::int64_t rest = run.count;
         for (std::int64_t part = 0; part < parts; ++part) {
             const std::int64_t some = (rest + parts - part - 1) / (parts - part);
             pair_of_rows(some, std::make_integer_sequence<int, kPairRows>())(chain);
+            chain.next = part == 0 ? following : chain.next + chain.windows.elements * kCacheLine;
             chain.windows.first += some * chain.windows.step;
             chain.products += some * kPair * kBlock;
             chain.position += some;

@@ -64,17 +64,18 @@ template <int Given, int Ahead, int Rows, int Vectors>
 }
 
 // sums += rows [Rows, elements], `step` floats apart, times kPair blocks of filters [elements, kBlock], `apart` floats
-// apart.
+// apart. If `next` is null, the filters kAhead elements later are prefetched. Otherwise, they are in the first-level
+// cache, and as many cache lines from `next` on are prefetched as there are elements.
 template <int Rows>
 [[gnu::always_inline]] inline void add_pair(const float* rows, std::int64_t step, const float* filters,
-                                            std::int64_t apart, std::int64_t elements,
+                                            std::int64_t apart, const float* next, std::int64_t elements,
                                             Lanes (&sums)[Rows][kPair * kVectors]) {
-    for (std::int64_t e = 0; e < elements; ++e) {
+    const auto add = [&](std::int64_t e, auto&& fetch) {
         Lanes factors[kPair * kVectors];
         for (int v = 0; v < kPair * kVectors; ++v) {
             const float* filter = filters + v / kVectors * apart + e * kBlock + v % kVectors * kWide;
             factors[v] = load<float>(filter);
-            __builtin_prefetch(filter + kAhead * kBlock, 0, 3);
+            fetch(filter + kAhead * kBlock, v);
         }
         for (int r = 0; r < Rows; ++r) {
             const Lanes element = splat(rows[r * step + e]);
@@ -82,6 +83,20 @@ template <int Rows>
                 sums[r][v] += element * factors[v];
             }
         }
+    };
+    if (next == nullptr) {
+        for (std::int64_t e = 0; e < elements; ++e) {
+            add(e, [](const float* later, int) { __builtin_prefetch(later, 0, 3); });
+        }
+        return;
+    }
+    constexpr std::int64_t kCacheLine = 64 / sizeof(float);
+    for (std::int64_t e = 0; e < elements; ++e) {
+        add(e, [&](const float*, int v) {
+            if (v == 0) {
+                __builtin_prefetch(next + e * kCacheLine, 0, 2);
+            }
+        });
     }
 }
 
