@@ -1,5 +1,5 @@
 // Direct convolution: the windows of some results are copied from the image into rows, and multiplied by the filters.
-#include "kernels/conv/tiles.h"
+#include "kernels/conv/pairs.h"
 
 namespace graphkit {
 namespace {
@@ -137,13 +137,6 @@ void add_inside(const TiledPart& p, std::int64_t result, const float* filters, f
     });
 }
 
-// Windows that are `step` floats apart. Each has `lines` lines of `elements`, `line_step` floats apart.
-struct Windows {
-    const float* first;
-    std::int64_t step;
-    std::int64_t lines, elements, line_step;
-};
-
 // Computes `Rows` results from `position` on. `partial`: sums over earlier elements, a block for each window; null if
 // there are none.
 // `Step`: the windows' step; 0 if it is not known here.
@@ -231,97 +224,28 @@ void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, floa
     finish(run.count, windows, filters, partial, last, run.first);
 }
 
-// Some elements of windows, times kPair blocks of filters that are `apart` floats apart.
-struct PairChain {
-    Windows windows;
-    const float* filters;
-    std::int64_t apart;
-    const float* next;  // filters to prefetch; null for the first rows that are multiplied by these filters
-    float* products;    // of each window with the blocks
-    bool adds;  // there are sums over earlier elements in `products`
-    const Finish* finishes;  // of each block; null if more elements follow
-    std::int64_t position;
-};
-
-// Computes `Rows` windows.
-template <int Rows>
-__attribute__((noinline)) void multiply_pair_rows(const PairChain& chain) {
-    constexpr int kEach = kPair * kVectors;
-    const Windows& windows = chain.windows;
-    Lanes sums[Rows][kEach] = {};
-    for (std::int64_t i = 0; i < windows.lines; ++i) {
-        add_pair(windows.first + i * windows.line_step, windows.step, chain.filters + i * windows.elements * kBlock,
-                 chain.apart, chain.next, windows.elements, sums);
-    }
-    if (chain.adds) {
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < kEach; ++v) {
-                sums[r][v] += load<float>(chain.products + r * kPair * kBlock + v * kWide);
-            }
-        }
-    }
-    if (chain.finishes == nullptr) {
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < kEach; ++v) {
-                store(chain.products + r * kPair * kBlock + v * kWide, sums[r][v]);
-            }
-        }
-        return;
-    }
-#pragma GCC unroll 2
-    for (int b = 0; b < kPair; ++b) {
-        Lanes block[Rows][kVectors];
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < kVectors; ++v) {
-                block[r][v] = sums[r][b * kVectors + v];
-            }
-        }
-        chain.finishes[b].store_rows(block, chain.position);
-    }
-}
-
-template <int... Less>
-constexpr auto pair_of_rows(std::int64_t rows, std::integer_sequence<int, Less...>) {
-    constexpr void (*all[])(const PairChain&) = {multiply_pair_rows<Less + 1>...};
-    return all[rows - 1];
-}
-
-constexpr std::int64_t kCacheLine = 64 / sizeof(float);
-
 // Computes two whole blocks of the results of a run, in the same order of sums as multiply_block.
 void multiply_pair(const TiledPart& p, const Run& run, std::int64_t block, float* products) {
     const Finish finishes[kPair] = {{p, block}, {p, block + 1}};
     const std::int64_t apart = p.shape.taps() * p.shape.channels * kBlock;
     const std::int64_t elements = run.windows.elements;
     const std::int64_t most = reads_lines(p.shape) ? elements : kDirectChain;
-    const std::int64_t parts = (run.count + kPairRows - 1) / kPairRows;
+    const float* const filters = p.filters + block * apart + run.tap * p.shape.channels * kBlock;
     for (std::int64_t first = 0; first < elements; first += most) {
+        const std::int64_t end = std::min(first + most, elements);
         PairChain chain{run.windows,
-                        p.filters + block * apart + (run.tap * p.shape.channels + first) * kBlock,
+                        filters + first * kBlock,
                         apart,
                         nullptr,
                         products,
                         first > 0,
-                        first + most < elements ? nullptr : finishes,
+                        end < elements ? nullptr : finishes,
                         run.first};
         chain.windows.first += first;
-        chain.windows.elements = std::min(most, elements - first);
+        chain.windows.elements = end - first;
         // The next chain of the first block, or, after the last chain, the next blocks.
-        const float* const following =
-            chain.filters + (chain.finishes == nullptr ? chain.windows.elements * kBlock : apart + chain.windows.elements * kBlock);
-        std::int64_t rest = run.count;
-        for (std::int64_t part = 0; part < parts; ++part) {
-            const std::int64_t some = (rest + parts - part - 1) / (parts - part);
-            pair_of_rows(some, std::make_integer_sequence<int, kPairRows>())(chain);
-            chain.next = part == 0 ? following : chain.next + chain.windows.elements * kCacheLine;
-            chain.windows.first += some * chain.windows.step;
-            chain.products += some * kPair * kBlock;
-            chain.position += some;
-            rest -= some;
-        }
+        const float* const next = filters + end * kBlock + (end < elements ? 0 : apart);
+        multiply_pairs<kBlock>(chain, run.count, next);
     }
 }
 

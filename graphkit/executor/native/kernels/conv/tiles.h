@@ -24,16 +24,6 @@ constexpr std::int64_t kPartTiles = 30;
 #endif
 // The filters of this many elements ahead are prefetched.
 constexpr int kAhead = 16;
-// Blocks of filters that are multiplied together, if the registers hold the sums of kPairRows rows. Each element of a
-// row is then loaded for twice as many products.
-constexpr int kPair = 2;
-constexpr int kPairRows = 6;
-constexpr std::int64_t kPairTiles = 5 * kPairRows;
-#if defined(__AVX512F__)
-constexpr bool kHasPairs = true;
-#else
-constexpr bool kHasPairs = false;
-#endif
 
 // Floats from row to row of this many elements: not a power of two, because rows would then share one set of the cache.
 constexpr std::int64_t row_floats(std::int64_t elements) {
@@ -60,43 +50,6 @@ template <int Given, int Ahead, int Rows, int Vectors>
                 sums[r][v] += element * factors[v];
             }
         }
-    }
-}
-
-// sums += rows [Rows, elements], `step` floats apart, times kPair blocks of filters [elements, kBlock], `apart` floats
-// apart. If `next` is null, the filters kAhead elements later are prefetched. Otherwise, they are in the first-level
-// cache, and as many cache lines from `next` on are prefetched as there are elements.
-template <int Rows>
-[[gnu::always_inline]] inline void add_pair(const float* rows, std::int64_t step, const float* filters,
-                                            std::int64_t apart, const float* next, std::int64_t elements,
-                                            Lanes (&sums)[Rows][kPair * kVectors]) {
-    const auto add = [&](std::int64_t e, auto&& fetch) {
-        Lanes factors[kPair * kVectors];
-        for (int v = 0; v < kPair * kVectors; ++v) {
-            const float* filter = filters + v / kVectors * apart + e * kBlock + v % kVectors * kWide;
-            factors[v] = load<float>(filter);
-            fetch(filter + kAhead * kBlock, v);
-        }
-        for (int r = 0; r < Rows; ++r) {
-            const Lanes element = splat(rows[r * step + e]);
-            for (int v = 0; v < kPair * kVectors; ++v) {
-                sums[r][v] += element * factors[v];
-            }
-        }
-    };
-    if (next == nullptr) {
-        for (std::int64_t e = 0; e < elements; ++e) {
-            add(e, [](const float* later, int) { __builtin_prefetch(later, 0, 3); });
-        }
-        return;
-    }
-    constexpr std::int64_t kCacheLine = 64 / sizeof(float);
-    for (std::int64_t e = 0; e < elements; ++e) {
-        add(e, [&](const float*, int v) {
-            if (v == 0) {
-                __builtin_prefetch(next + e * kCacheLine, 0, 2);
-            }
-        });
     }
 }
 
