@@ -74,8 +74,7 @@ std::uint32_t NeedsTable::number_of(const Kernel& kernel, std::uint32_t likely) 
     return number;
 }
 
-SizedStep::SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs,
-                     std::size_t symbols)
+SizedStep::SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs, std::size_t symbols)
     : factory_(std::move(factory)),
       made_by_(factory_.is_none() ? nullptr : nb::cast<const KernelFactory*>(factory_)),
       mentioned_(std::move(mentioned)),
