@@ -161,16 +161,6 @@ class Finish {
         }
     }
 
-    // Fetches the memory of rows of results into a near cache, before they are computed.
-    [[gnu::always_inline]] void fetch_rows(std::int64_t rows, std::int64_t position) const {
-        const float* to = part_.y + position * part_.shape.filters + first_;
-        for (std::int64_t r = 0; r < rows; ++r, to += part_.shape.filters) {
-            for (int v = 0; v < kVectors; ++v) {
-                __builtin_prefetch(to + v * kWide, 1, 3);
-            }
-        }
-    }
-
     // Stores rows of results, from a position of the batch on. The results stay in registers only if the loops over
     // rows are unrolled.
     template <int Rows, int Vectors>
