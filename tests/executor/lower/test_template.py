@@ -411,6 +411,14 @@ def test_least_recently_used_kernel_of_a_node_is_dropped_first(monkeypatch: pyte
     assert _kept(template) == {"Softmax": [(4,), (6,)], "ReduceSum": [(3,), (4,)]}
 
 
+def test_only_the_latest_kernel_is_kept_if_each_size_needs_another() -> None:
+    executor = gk.Model(gk.softmax(gk.input("x", ["N", 3]))).compile()
+    for n in (9, 4, 5, 6):
+        np.testing.assert_allclose(executor.run({"x": np.zeros((n, 3), np.float32)})["softmax"], 1 / 3, rtol=1e-6)
+    (template,) = [b.template for b in executor._programs.builder._sized.values()]  # type: ignore[union-attr]
+    assert _kept(template) == {"Softmax": [(6,)]}
+
+
 def _kept(template) -> dict[str, list[tuple[int, ...]]]:
     """The sizes of the kernels that a template keeps, by operator."""
     kept = zip(template._distinct_steps, template.programs.kept(), strict=True)

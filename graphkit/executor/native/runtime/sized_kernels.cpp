@@ -74,10 +74,11 @@ std::uint32_t NeedsTable::number_of(const Kernel& kernel, std::uint32_t likely) 
     return number;
 }
 
-SizedStep::SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs)
+SizedStep::SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs, std::size_t symbols)
     : factory_(std::move(factory)),
       made_by_(factory_.is_none() ? nullptr : nb::cast<const KernelFactory*>(factory_)),
       mentioned_(std::move(mentioned)),
+      mentions_less_(mentioned_.size() < symbols),
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)) {}
 
@@ -126,6 +127,13 @@ void SizedStep::keep(Dims&& sizes, SizedKernelPtr kernel, std::size_t kept) {
     recent_.front() = {std::move(sizes), std::move(kernel)};
     node.value() = recent_.begin();
     by_sizes_.insert(std::move(node));
+}
+
+void SizedStep::keep_one(Dims&& sizes, SizedKernelPtr kernel) {
+    if (recent_.empty()) {
+        recent_.emplace_front();
+    }
+    recent_.front() = {std::move(sizes), std::move(kernel)};
 }
 
 std::vector<Dims> SizedStep::kept() const {

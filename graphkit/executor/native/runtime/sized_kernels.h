@@ -63,8 +63,9 @@ using SizedKernelPtr = std::shared_ptr<const SizedKernel>;
 // Makes the kernels of nodes with equal operators and types, and caches the most recently used ones.
 class SizedStep {
   public:
-    // `factory`: a KernelFactory, or None. `mentioned`: positions of the sizes on which the kernels depend.
-    SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs);
+    // `factory`: a KernelFactory, or None. `mentioned`: positions of the sizes on which the kernels depend. If they are
+    // at least as many as the symbols, each program has other kernels, so that only the latest kernel is cached.
+    SizedStep(nb::object factory, Places mentioned, ShapePlaces inputs, ShapePlaces outputs, std::size_t symbols);
 
     // Returns the cached kernel, that of the factory or, if the factory makes none, the result of `make`: a Kernel, or
     // None if the nodes need no kernel for these sizes. The result is then null.
@@ -74,18 +75,17 @@ class SizedStep {
             return recent_.front().kernel;
         }
         Dims key = sizes_at(mentioned_, sizes);
+        const bool looks_up = mentions_less_ && kept > 1;
+        if (!looks_up) {
+            SizedKernelPtr kernel = any_made(sizes, table, make);
+            keep_one(std::move(key), kernel);
+            return kernel;
+        }
         if (const auto found = by_sizes_.find(key); found != by_sizes_.end()) {
             recent_.splice(recent_.begin(), recent_, *found);
             return recent_.front().kernel;
         }
-        SizedKernelPtr kernel = made(sizes, table);
-        if (kernel == nullptr) {
-            nb::object object = make();
-            if (!object.is_none()) {
-                const auto* found = nb::cast<const Kernel*>(object);
-                kernel = sized(nullptr, std::move(object), *found, table);
-            }
-        }
+        SizedKernelPtr kernel = any_made(sizes, table, make);
         // Meanwhile, another thread may have done the same.
         if (by_sizes_.find(key) != by_sizes_.end()) {
             return kernel;
@@ -119,15 +119,31 @@ class SizedStep {
         return std::equal(mentioned_.begin(), mentioned_.end(), mentioned.begin(),
                           [&](std::size_t place, std::int64_t size) { return sizes.at(place) == size; });
     }
+    // Returns the kernel of the factory, or that of `make`.
+    template <typename Make>
+    SizedKernelPtr any_made(const Dims& sizes, NeedsTable& table, const Make& make) {
+        SizedKernelPtr kernel = made(sizes, table);
+        if (kernel != nullptr) {
+            return kernel;
+        }
+        nb::object object = make();
+        if (object.is_none()) {
+            return nullptr;
+        }
+        const auto* found = nb::cast<const Kernel*>(object);
+        return sized(nullptr, std::move(object), *found, table);
+    }
     // Returns the factory's kernel, or null if there is none.
     SizedKernelPtr made(const Dims& sizes, NeedsTable& table);
     SizedKernelPtr sized(std::unique_ptr<const Kernel> owned, nb::object object, const Kernel& kernel,
                          NeedsTable& table);
     void keep(Dims&& sizes, SizedKernelPtr kernel, std::size_t kept);
+    void keep_one(Dims&& sizes, SizedKernelPtr kernel);
 
     nb::object factory_;  // owns made_by_
     const KernelFactory* made_by_;
     Places mentioned_;
+    bool mentions_less_;  // whether programs for different sizes may have the same kernel
     ShapePlaces inputs_, outputs_;
     // The shapes of the latest kernel, whose memory is used again. Empty while a kernel is made.
     Shapes input_shapes_, output_shapes_;

@@ -47,7 +47,7 @@ SizedPrograms::SizedPrograms(std::size_t kept, SizeTable table,
       nodes_(std::move(nodes)),
       results_(std::move(results)) {
     for (const auto& [factory, mentioned, operands, outputs] : steps) {
-        steps_.emplace_back(factory, mentioned, operands, outputs);
+        steps_.emplace_back(factory, mentioned, operands, outputs, binding_.table().symbols());
     }
 }
 

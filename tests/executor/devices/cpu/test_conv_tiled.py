@@ -57,6 +57,11 @@ DIRECT = [
     Example((1, 20, 33), 45, dict(strides=(3,), dilations=(2,), pads=(4, 1)), kernel=(7,)),
     # Windows inside of the image, which are read line by line, and windows beyond its sides, top and bottom.
     Example((1, 3, 33, 40), 48, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
+    # Two blocks of filters at once: windows in lines, with one block left over, and single elements in several chains.
+    Example((2, 32, 9, 61), 104, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
+    Example((1, 300, 7, 9), 130, kernel=(1, 1)),
+    # A line that is longer than a part.
+    Example((1, 3, 3, 500), 32, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
     Example((2, 4, 9, 60), 20, dict(strides=(1, 3), dilations=(3, 1), pads=(7, 4, 9, 2)), kernel=(4, 5)),
     Example((1, 2, 3, 30), 16, pads(9, 20, 9, 20), kernel=(5, 3)),
     Example((1, 1, 2, 90), 33, dict(strides=(2, 4)), kernel=(2, 8)),

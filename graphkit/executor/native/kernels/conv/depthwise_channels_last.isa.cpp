@@ -27,8 +27,9 @@ inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t f
 // The loops are unrolled: otherwise the sums would be moved from registers to memory.
 template <int Width, int Vectors, typename Access>
 [[gnu::always_inline]] inline void store_sums(const Lane (&sums)[Width][Vectors], const DepthwiseRun& run,
-                                              const DepthwiseFinish& finish, std::int64_t channel, float* out,
+                                              const DepthwiseFinish& given, std::int64_t channel, float* out,
                                               Access access) {
+    const DepthwiseFinish finish(given);  // stored results cannot change it
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) {
         const Lane bias = finish.bias == nullptr ? Lane{} : access.read(finish.bias + channel + v * kLane);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "primitives/row_table.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -94,11 +95,16 @@ bool CopiedDepthwise::suits(const float* filters) const {
     if (functions_ == nullptr) {
         return false;
     }
-    float watch = 0;
-    for (std::int64_t i = 0; i < taps_ * channels_; ++i) {
-        watch += filters[i] * 0.0F;
+    return row_table().f32.all_finite(filters, taps_ * channels_);
+}
+
+// Copies a row of at most kGroup channels.
+static void copy_channels(const float* from, std::int64_t channels, float* to) {
+    if (channels == kGroup) {
+        std::memcpy(to, from, kGroup * sizeof(float));
+    } else {
+        std::copy_n(from, channels, to);
     }
-    return watch == 0;
 }
 
 CopiedDepthwise::Part CopiedDepthwise::part(std::int64_t number) const {
@@ -120,11 +126,7 @@ void CopiedDepthwise::copy_lines(const Part& p, const float* x, float* to) const
         float* place = std::fill_n(to, before * p.channels, 0.0F);
         const float* from = image + row * input_[1] * channels_;
         for (std::int64_t i = 0; i < inside; ++i, from += channels_, place += p.channels) {
-            if (p.channels == kGroup) {
-                std::memcpy(place, from, kGroup * sizeof(float));
-            } else {
-                std::copy_n(from, p.channels, place);
-            }
+            copy_channels(from, p.channels, place);
         }
         std::fill_n(place, (width_ - before - inside) * p.channels, 0.0F);
     }
@@ -132,7 +134,7 @@ void CopiedDepthwise::copy_lines(const Part& p, const float* x, float* to) const
 
 void CopiedDepthwise::copy_filters(const Part& p, const float* filters, float* to) const {
     for (std::int64_t t = 0; t < taps_; ++t) {
-        std::copy_n(filters + t * channels_ + p.channel, p.channels, to + t * p.channels);
+        copy_channels(filters + t * channels_ + p.channel, p.channels, to + t * p.channels);
     }
 }
 

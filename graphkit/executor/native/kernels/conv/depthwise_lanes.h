@@ -34,7 +34,8 @@ template <int Columns, int Step, int Width, int Vectors, typename Access>
         Lane x[Vectors];
 #pragma GCC unroll 4
         for (int v = 0; v < Vectors; ++v) {
-            x[v] = access.read(from + v * kLane);
+            // Otherwise, each product would load the element again.
+            x[v] = in_register(access.read(from + v * kLane));
         }
 #pragma GCC unroll 8
         for (int k = 0; k < Columns; ++k) {

@@ -24,9 +24,10 @@ inline void slide_block(const DepthwiseLine& line, const DepthwiseFinish& finish
     }
     const Lane bias = finish.bias == nullptr ? Lane{} : access.read(finish.bias + channel);
     float* out = line.out + first * line.out_step + channel;
+    const DepthwiseFinish last(finish);  // stored results cannot change it
 #pragma GCC unroll 8
     for (int i = 0; i < Width; ++i) {
-        access.write(out + i * line.out_step, finished(sums[i][0] + bias, finish));
+        access.write(out + i * line.out_step, finished(sums[i][0] + bias, last));
     }
 }
 

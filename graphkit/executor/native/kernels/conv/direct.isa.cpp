@@ -1,11 +1,18 @@
 // Direct convolution: the windows of some results are copied from the image into rows, and multiplied by the filters.
-#include "kernels/conv/tiles.h"
+#include "kernels/conv/pairs.h"
 
 namespace graphkit {
 namespace {
 
 constexpr std::int64_t kDirectChain = 128;
+// Windows with fewer elements are summed in one chain if they are read where they are in the image.
+constexpr std::int64_t kLineChain = 512;
 constexpr std::int64_t kMaxPartTiles = 4 * kPartTiles;
+// Windows of at least kManyElements that are copied together: with fewer, a multiplication waits for the one before.
+constexpr std::int64_t kCopiedTogether = 4;
+constexpr std::int64_t kManyElements = 96;
+// Floats between the windows of an image with three channels, for a stride of 2.
+constexpr std::int64_t kColourStep = 6;
 // Largest size, in bytes, of the windows of a part, and of filters that stay in the second-level cache.
 constexpr std::int64_t kPartBytes = 1 << 18;
 constexpr std::int64_t kCachedFilterBytes = 1 << 19;
@@ -24,9 +31,9 @@ bool reads_in_place(const TiledShape& s) {
     return single && (s.channels % kApart != 0 || s.filters < kManyFilters);
 }
 
-// Floats for the windows, and for their products with a block.
+// Floats for the windows, and for their products with the blocks that are multiplied together.
 std::int64_t direct_scratch_floats(const TiledShape& s, std::int64_t tiles) {
-    return tiles * ((reads_in_place(s) ? 0 : row_floats(s.taps() * s.channels)) + kBlock);
+    return tiles * ((reads_in_place(s) ? 0 : row_floats(s.taps() * s.channels)) + kPair * kBlock);
 }
 
 bool order_filters(const TiledShape& s, const TiledFilters& f) {
@@ -130,21 +137,15 @@ void add_inside(const TiledPart& p, std::int64_t result, const float* filters, f
     });
 }
 
-// Windows that are `step` floats apart. Each has `lines` lines of `elements`, `line_step` floats apart.
-struct Windows {
-    const float* first;
-    std::int64_t step;
-    std::int64_t lines, elements, line_step;
-};
-
 // Computes `Rows` results from `position` on. `partial`: sums over earlier elements, a block for each window; null if
 // there are none.
-template <int Rows, int Vectors>
+// `Step`: the windows' step; 0 if it is not known here.
+template <int Rows, int Vectors, std::int64_t Step>
 __attribute__((noinline)) void finish_rows(const Windows& windows, const float* filters, const float* partial,
                                            const Finish& finish, std::int64_t position) {
     Lanes sums[Rows][Vectors] = {};
     for (std::int64_t i = 0; i < windows.lines; ++i) {
-        add_products<kVectors, kAhead>(windows.first + i * windows.line_step, windows.step,
+        add_products<kVectors, kAhead>(windows.first + i * windows.line_step, Step == 0 ? windows.step : Step,
                                        filters + i * windows.elements * kBlock, windows.elements, sums);
     }
     if (partial != nullptr) {
@@ -160,19 +161,20 @@ __attribute__((noinline)) void finish_rows(const Windows& windows, const float* 
 
 using FinishRows = void (*)(const Windows&, const float*, const float*, const Finish&, std::int64_t);
 
-template <int Vectors, int... Less>
+template <int Vectors, std::int64_t Step, int... Less>
 constexpr FinishRows finish_some(std::int64_t rows, std::integer_sequence<int, Less...>) {
-    constexpr FinishRows all[] = {finish_rows<Less + 1, Vectors>...};
+    constexpr FinishRows all[] = {finish_rows<Less + 1, Vectors, Step>...};
     return all[rows - 1];
 }
 
-template <int Vectors>
-void finish_windows(std::int64_t count, Windows windows, const float* filters, const float* partial,
+template <int Vectors, std::int64_t Step = 0>
+void finish_windows(std::int64_t count, const Windows& given, const float* filters, const float* partial,
                     const Finish& finish, std::int64_t position) {
+    Windows windows{given.first, given.step, given.lines, given.elements, given.line_step};
     const std::int64_t parts = (count + kRegisterRows - 1) / kRegisterRows;
     for (std::int64_t part = 0; part < parts; ++part) {
         const std::int64_t some = (count + parts - part - 1) / (parts - part);
-        const FinishRows run = finish_some<Vectors>(some, std::make_integer_sequence<int, kRegisterRows>());
+        const FinishRows run = finish_some<Vectors, Step>(some, std::make_integer_sequence<int, kRegisterRows>());
         run(windows, filters, partial, finish, position);
         windows.first += some * windows.step;
         partial = partial == nullptr ? nullptr : partial + some * kBlock;
@@ -188,6 +190,13 @@ struct Run {
     std::int64_t tap;  // tap of the first element of each window
 };
 
+// Whether windows inside the columns of the image are read there, line by line, without copies. Each sum is one chain,
+// so the bits equal those of a copied window.
+bool reads_lines(const TiledShape& s) {
+    return !reads_in_place(s) && s.dilations[1] == 1 && s.taps() * s.channels < kLineChain &&
+           s.out_width >= kRegisterRows;
+}
+
 // Computes one block of the results of a run. `products` has a block of floats for each result.
 void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, float* products) {
     const Finish last(p, block);
@@ -196,7 +205,7 @@ void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, floa
     const bool whole = p.shape.filters - block * kBlock > kWide;
     Windows windows = run.windows;
     const float* partial = nullptr;
-    if (windows.elements > kDirectChain) {
+    if (windows.elements > kDirectChain && !reads_lines(p.shape)) {
         const std::int64_t head = (windows.elements - 1) / kDirectChain * kDirectChain;
         if (whole) {
             multiply(run.count, windows.first, windows.step, filters, head, kDirectChain, products);
@@ -209,13 +218,35 @@ void multiply_block(const TiledPart& p, const Run& run, std::int64_t block, floa
         windows.elements -= head;
         filters += head * kBlock;
     }
-    (whole ? finish_windows<kVectors> : finish_windows<1>)(run.count, windows, filters, partial, last, run.first);
+    const auto finish = !whole                        ? finish_windows<1>
+                        : windows.step == kColourStep ? finish_windows<kVectors, kColourStep>
+                                                      : finish_windows<kVectors>;
+    finish(run.count, windows, filters, partial, last, run.first);
 }
 
-// Whether windows inside the columns of the image are read there, line by line, without copies. Each sum is one chain,
-// so the bits equal those of a copied window.
-bool reads_lines(const TiledShape& s) {
-    return s.dilations[1] == 1 && s.taps() * s.channels <= kDirectChain && s.out_width >= kRegisterRows;
+// Computes two whole blocks of the results of a run, in the same order of sums as multiply_block.
+void multiply_pair(const TiledPart& p, const Run& run, std::int64_t block, float* products) {
+    const Finish finishes[kPair] = {{p, block}, {p, block + 1}};
+    const std::int64_t apart = p.shape.taps() * p.shape.channels * kBlock;
+    const std::int64_t elements = run.windows.elements;
+    const std::int64_t most = reads_lines(p.shape) ? elements : kDirectChain;
+    const float* const filters = p.filters + block * apart + run.tap * p.shape.channels * kBlock;
+    for (std::int64_t first = 0; first < elements; first += most) {
+        const std::int64_t end = std::min(first + most, elements);
+        PairChain chain{run.windows,
+                        filters + first * kBlock,
+                        apart,
+                        nullptr,
+                        products,
+                        first > 0,
+                        end < elements ? nullptr : finishes,
+                        run.first};
+        chain.windows.first += first;
+        chain.windows.elements = end - first;
+        // The next chain of the first block, or, after the last chain, the next blocks.
+        const float* const next = filters + end * kBlock + (end < elements ? 0 : apart);
+        multiply_pairs<kBlock>(chain, run.count, next);
+    }
 }
 
 // The runs of a part. Windows that extend beyond the sides of the image are copied.
@@ -236,6 +267,14 @@ class Runs {
             inner = std::clamp<std::int64_t>((s.pad_left + s.strides[1] - 1) / s.strides[1], 0, s.out_width);
             const std::int64_t room = s.width + s.pad_left - s.kernel[1];
             outer = std::clamp<std::int64_t>(room < 0 ? 0 : room / s.strides[1] + 1, inner, s.out_width);
+            const std::int64_t together = s.taps() * s.channels < kManyElements ? 1 : kCopiedTogether;
+            if (inner > 0) {
+                inner = std::min(std::max(inner, together), s.out_width);
+            }
+            if (outer < s.out_width) {
+                outer = std::min(outer, s.out_width - together);
+            }
+            outer = std::max(outer, inner);
         }
         for (std::int64_t first = p.first_tile; first < p.first_tile + p.tiles;) {
             const std::int64_t line = first / s.out_width * s.out_width;
@@ -328,12 +367,12 @@ void multiply_row(const TiledPart& p, const float* window, std::int64_t elements
     }
 }
 
-// Whether kRowBlocks blocks from this one on are full, and their filters sound.
-bool blocks_are_whole(const TiledPart& p, std::int64_t block) {
-    if (block + kRowBlocks > p.end_block || (block + kRowBlocks) * kBlock > p.shape.filters) {
+// Whether `count` blocks from this one on are full, and their filters sound.
+bool blocks_are_whole(const TiledPart& p, std::int64_t block, int count) {
+    if (block + count > p.end_block || (block + count) * kBlock > p.shape.filters) {
         return false;
     }
-    for (int b = 0; b < kRowBlocks; ++b) {
+    for (int b = 0; b < count; ++b) {
         if (any_unsound(p, block + b)) {
             return false;
         }
@@ -349,9 +388,16 @@ void run_direct(const TiledPart& p) {
     const Runs runs(p, copied);
     const bool is_row = p.tiles == 1 && reads_in_place(s);
     for (std::int64_t block = p.first_block; block < p.end_block; ++block) {
-        if (is_row && blocks_are_whole(p, block)) {
+        if (is_row && blocks_are_whole(p, block, kRowBlocks)) {
             multiply_row(p, p.x + p.first_tile * elements, elements, block, p.first_tile);
             block += kRowBlocks - 1;
+            continue;
+        }
+        if (kHasPairs && blocks_are_whole(p, block, kPair)) {
+            for (const Run& run : runs) {
+                multiply_pair(p, run, block, products);
+            }
+            block += kPair - 1;
             continue;
         }
         if (!any_unsound(p, block)) {
@@ -375,9 +421,15 @@ void run_direct(const TiledPart& p) {
 // A part reads all filters once. If they do not fit into the second-level cache, parts are as large as their windows
 // allow.
 std::int64_t direct_part_tiles(const TiledShape& s) {
+    if (reads_lines(s)) {
+        // Whole lines, or equal parts of a long one.
+        const std::int64_t parts = (s.out_width + kMaxPartTiles - 1) / kMaxPartTiles;
+        return parts > 1 ? (s.out_width + parts - 1) / parts
+                         : std::max<std::int64_t>(kPartTiles / s.out_width, 1) * s.out_width;
+    }
     const std::int64_t window_bytes = s.taps() * s.channels * static_cast<std::int64_t>(sizeof(float));
     if (window_bytes * s.filters <= kCachedFilterBytes) {
-        return kPartTiles;
+        return kHasPairs && s.filters >= kPair * kBlock ? kPairTiles : kPartTiles;
     }
     return std::clamp(kPartBytes / window_bytes / kRegisterRows * kRegisterRows, kPartTiles, kMaxPartTiles);
 }

@@ -1,7 +1,7 @@
 // Products of rows with a constant matrix in panels of 64 columns, in the layout that oneDNN chooses with AVX-512
 // (BA16a64b): [panels][depth, padded to a multiple of 16][64]. So one packed form of a matrix serves any number of
 // rows.
-#include "kernels/conv/tiles.h"
+#include "kernels/conv/pairs.h"
 
 namespace graphkit {
 namespace {
@@ -208,7 +208,8 @@ void multiply_chain(const TiledPart& p, const Rows& rows, const float* columns, 
 void multiply_panel(const TiledPart& p, const Rows& rows, std::int64_t panel) {
     const float* const from = p.filters + panel * panel_floats(p.shape);
     const std::int64_t columns = std::min(kPanel, p.shape.filters - panel * kPanel);
-    const bool at_once = rows.count <= kWholeRows && columns > kPanel - kWide;
+    const bool is_whole = columns > kPanel - kWide;
+    const bool at_once = rows.count <= kWholeRows && is_whole;
     const Finish finishes[kPanelBlocks] = {{p, panel * kPanelBlocks}, {p, panel * kPanelBlocks + 1}};
     for (std::int64_t first = 0; first < p.shape.channels; first += kPanelChain) {
         const float* const chain = from + first * kPanel;
@@ -216,6 +217,16 @@ void multiply_panel(const TiledPart& p, const Rows& rows, std::int64_t panel) {
             const auto multiply = rows.count <= kFewRows ? multiply_chain<kPanelVectors, kFewRows, kAhead>
                                                          : multiply_chain<kPanelVectors, kWholeRows, kSomeAhead>;
             multiply(p, rows, chain, first, rows.products, finishes);
+            continue;
+        }
+        if (is_whole) {
+            const std::int64_t elements = std::min(kPanelChain, p.shape.channels - first);
+            const bool is_last = first + elements == p.shape.channels;
+            const Windows windows{rows.first + first, rows.step, 1, elements, 0};
+            const PairChain pairs{
+                windows, chain, kBlock, nullptr, rows.products, first > 0, is_last ? finishes : nullptr, rows.position};
+            multiply_pairs<kPanel>(pairs, rows.count,
+                                   is_last ? from + panel_floats(p.shape) : chain + elements * kPanel);
             continue;
         }
         for (std::int64_t column = 0; column < columns; column += kBlock) {

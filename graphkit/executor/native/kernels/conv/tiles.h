@@ -197,25 +197,39 @@ class Finish {
         const float low = part_.epilogue.low;
         const float high = part_.epilogue.high;
         const std::int64_t count = count_[Vectors - 1];
+        Lanes results[Rows][Vectors];
+        const auto each = [&](auto&& body) {
 #pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < Vectors; ++v) {
-                const bool whole = Whole || v < Vectors - 1;
-                const std::int64_t place = r * step + v * kWide;
-                Lanes x = sums[r][v] + bias_[v];
-                if constexpr (Residual) {
-                    const float* added = residual + place;
-                    x +=
-                        splat(part_.epilogue.weight) * (whole ? load<float>(added) : load_part<float>(added, count, 0));
-                }
-                x = at_most<float>(at_least<float>(x, low), high);
-                if (whole) {
-                    store(y + place, x);
-                } else {
-                    store_part<float>(y + place, x, count);
+            for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+                for (int v = 0; v < Vectors; ++v) {
+                    body(results[r][v], r, v);
                 }
             }
+        };
+        each([&](Lanes& x, int r, int v) {
+            x = sums[r][v] + bias_[v];
+            if constexpr (Residual) {
+                const bool whole = Whole || v < Vectors - 1;
+                const float* added = residual + r * step + v * kWide;
+                x += splat(part_.epilogue.weight) * (whole ? load<float>(added) : load_part<float>(added, count, 0));
+            }
+        });
+        // Most activations have one bound, or none.
+        if (low > -std::numeric_limits<float>::infinity()) {
+            each([&](Lanes& x, int, int) { x = at_least<float>(x, low); });
         }
+        if (high < std::numeric_limits<float>::infinity()) {
+            each([&](Lanes& x, int, int) { x = at_most<float>(x, high); });
+        }
+        each([&](const Lanes& x, int r, int v) {
+            float* to = y + r * step + v * kWide;
+            if (Whole || v < Vectors - 1) {
+                store(to, x);
+            } else {
+                store_part<float>(to, x, count);
+            }
+        });
     }
 
     const TiledPart& part_;
