@@ -144,8 +144,8 @@ __attribute__((noinline)) void finish_rows(const Windows& windows, const float* 
                                            const Finish& finish, std::int64_t position) {
     Lanes sums[Rows][Vectors] = {};
     for (std::int64_t i = 0; i < windows.lines; ++i) {
-        add_products<kVectors, kAhead>(windows.first + i * windows.line_step, windows.step,
-                                       filters + i * windows.elements * kBlock, windows.elements, sums);
+        add_products<kVectors>(windows.first + i * windows.line_step, windows.step,
+                               filters + i * windows.elements * kBlock, windows.elements, sums);
     }
     if (partial != nullptr) {
 #pragma GCC unroll 16
