@@ -39,7 +39,7 @@ _CHANNELS_APART = 8  # of windows that are at least 2 elements apart
 _CHANNELS_OF_LINES = 128  # of images with one axis
 _CHANNELS_OF_GROUP = 8
 _FEW_FILTERS_OF_GROUP = 9  # the library leaves lanes empty for them
-_CHANNELS_OF_FEW_FILTERS = 64  # of groups with so few filters
+_SOME_CHANNELS_OF_GROUP = 64  # with so few filters, or with one axis
 _PART_OF_BLOCK = 64  # channels or filters that do not fill the library's blocks of 16
 _SMALL_WINDOW = 9
 _COLUMNS_OF_GROUP = 24
@@ -102,10 +102,11 @@ def _suits(filters: int, channels: int, window: list[int], stride: int) -> bool:
 
 def _suits_groups(filters: int, channels: int, groups: int, window: list[int], stride: int, columns: int) -> bool:
     """Return whether the kernel for few channels is faster for groups with these numbers of filters and channels."""
-    if math.prod(window) == 1 or stride > 2:
+    if math.prod(window) == 1 or (stride > 2 and (channels == 1 or len(window) > 1)):
         return False
     if channels > 1:
-        most = _CHANNELS_OF_FEW_FILTERS if filters <= _FEW_FILTERS_OF_GROUP else _CHANNELS_OF_GROUP
+        some = filters <= _FEW_FILTERS_OF_GROUP or len(window) == 1
+        most = _SOME_CHANNELS_OF_GROUP if some else _CHANNELS_OF_GROUP
         return channels <= most and columns >= _COLUMNS_OF_GROUP
     if filters > 1:
         return True

@@ -21,6 +21,7 @@ CASES: list[tuple[str, str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
     ("conv", "shallow", (1, 13, 13, 17), (39, 1, 3, 3), dict(group=13, strides=(2, 2), pads=(1, 1, 1, 1))),
     ("conv", "shallow", (2, 12, 5, 31), (16, 3, 2, 2), dict(group=4)),
     ("conv", "shallow", (1, 61, 200), (67, 61, 5), dict(dilations=(2,))),
+    ("conv", "shallow", (2, 26, 98), (34, 13, 3), dict(group=2, strides=(3,), dilations=(2,))),
     ("conv", "shallow", (1, 24, 5, 31), (10, 12, 3, 3), dict(group=2)),
     ("conv", "", (2, 5, 9, 8), (10, 1, 1, 1), dict(group=5, strides=(2, 1))),
     ("conv", "", (2, 26, 5, 7), (10, 13, 1, 1), dict(group=2)),
