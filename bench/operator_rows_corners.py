@@ -166,6 +166,8 @@ _CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Mapping[str, An
     "depthwise_twice": ((1, 101, 29, 31), (202, 1, 3, 3), dict(pads=[1] * 4, group=101)),
     "groups_of_2": ((1, 122, 29, 31), (122, 2, 3, 3), dict(pads=[1] * 4, group=61)),
     "groups_2_of_61": ((1, 122, 29, 31), (122, 61, 3, 3), dict(pads=[1] * 4, group=2)),
+    "groups_3_of_10": ((1, 30, 32, 44), (6, 10, 3, 3), dict(pads=[1] * 4, group=3)),
+    "depthwise_1x1": ((2, 151, 52, 57), (151, 1, 1, 1), dict(group=151)),
     "2x2": ((1, 61, 53, 59), (67, 61, 2, 2), dict(strides=[2, 2])),
     "1x1_strided": ((1, 251, 29, 31), (127, 251, 1, 1), dict(strides=[2, 2])),
     "dilated_5": ((1, 31, 61, 59), (37, 31, 3, 3), dict(pads=[5] * 4, dilations=[5, 5])),
@@ -191,10 +193,12 @@ _TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], Mapping[str, Any]
     "2000": ((1, 2000, 7, 7), (2000, 31, 2, 2), dict(strides=[2, 2])),
     "latent": ((3, 100, 1, 1), (100, 211, 4, 4), {}),
     "2_primes": ((1, 67, 53, 59), (67, 31, 2, 2), dict(strides=[2, 2])),
+    "groups": ((1, 24, 32, 44), (24, 12, 3, 3), dict(strides=[2, 2], group=2)),
+    "7x1_apart": ((1, 111, 57, 39), (111, 107, 7, 1), dict(strides=[3, 3])),
     "1d": ((1, 61, 997), (61, 31, 4), dict(strides=[2], pads=[1, 1])),
 }
 for _name, (_x, _w, _more) in _TRANSPOSED.items():
-    _tiny_x, _tiny_w = one_window(_x, _w)
+    _tiny_x, _tiny_w = one_window(_x, _w, _more.get("group", 1))
     corner(f"ConvTranspose_{_name}", "ConvTranspose", [normal(*_x), *held(small(*_w))],
            [normal(*_tiny_x), *held(small(*_tiny_w))], **_more)  # fmt: skip
 
@@ -206,6 +210,8 @@ _PRODUCTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool]] = {
     "1_row_free": ((1, 997), (997, 1009), False),
     "3_rows_free": ((3, 997), (997, 1009), False),
     "17_rows": ((17, 509), (509, 1021), True),
+    "16_rows_768": ((16, 768), (768, 768), True),
+    "24_rows": ((24, 693), (693, 1024), True),
     "of_3": ((1009, 3), (3, 997), False),
     "of_3_fixed": ((1009, 3), (3, 997), True),
     "of_1": ((1009, 1), (1, 997), False),

@@ -38,6 +38,8 @@ _CHANNELS_OF_POINTS = 7  # of windows with one element; with more, a matrix prod
 _CHANNELS_APART = 8  # of windows that are at least 2 elements apart
 _CHANNELS_OF_LINES = 128  # of images with one axis
 _CHANNELS_OF_GROUP = 8
+_FEW_FILTERS_OF_GROUP = 9  # the library leaves lanes empty for them
+_SOME_CHANNELS_OF_GROUP = 64  # with so few filters, or with one axis
 _PART_OF_BLOCK = 64  # channels or filters that do not fill the library's blocks of 16
 _SMALL_WINDOW = 9
 _COLUMNS_OF_GROUP = 24
@@ -100,10 +102,12 @@ def _suits(filters: int, channels: int, window: list[int], stride: int) -> bool:
 
 def _suits_groups(filters: int, channels: int, groups: int, window: list[int], stride: int, columns: int) -> bool:
     """Return whether the kernel for few channels is faster for groups with these numbers of filters and channels."""
-    if math.prod(window) == 1 or stride > 2:
+    if math.prod(window) == 1 or (stride > 2 and (channels == 1 or len(window) > 1)):
         return False
     if channels > 1:
-        return channels <= _CHANNELS_OF_GROUP and columns >= _COLUMNS_OF_GROUP
+        some = filters <= _FEW_FILTERS_OF_GROUP or len(window) == 1
+        most = _SOME_CHANNELS_OF_GROUP if some else _CHANNELS_OF_GROUP
+        return channels <= most and columns >= _COLUMNS_OF_GROUP
     if filters > 1:
         return True
     if len(window) == 1:
@@ -151,12 +155,13 @@ def scatters_over_planes(
         dilations: Dilations along the spatial axes; None: all are 1.
     """
     known = [d for d in (*x[1:], *w) if isinstance(d, int)]
-    if group != 1 or not 3 <= len(x) <= 5 or len(known) < 2 * len(x) - 1 or 0 in known:
+    if group < 1 or not 3 <= len(x) <= 5 or len(known) < 2 * len(x) - 1 or 0 in known:
         return False
     channels, filters, columns, taps = x[1], w[1], x[-1], math.prod(known[len(x) + 1 :])
     assert isinstance(channels, int)
     assert isinstance(filters, int)
     assert isinstance(columns, int)
+    channels //= group
     steps = [1] * (len(x) - 2) if strides is None else [*strides]
     if not _LEAST_COLUMNS <= columns <= _MOST_COLUMNS or channels > _CHANNELS_OF_LINES:
         return False
@@ -164,6 +169,8 @@ def scatters_over_planes(
     axes = [*zip(known[1 : len(x) - 1], known[len(x) + 1 :], steps, apart, strict=True)]
     if _kept_floats(axes) > _MOST_KEPT_FLOATS:
         return False
+    if group > 1:
+        return max(steps) > 1 and channels > 1 and columns >= _COLUMNS_OF_GROUP
     few = filters <= _FEW_FILTERS
     if max(steps) == 1:
         return few and channels >= _LANES and columns >= _COLUMNS_OF_GROUP
@@ -176,6 +183,8 @@ def scatters_over_planes(
         return columns >= _LANES - 1
     if columns < _COLUMNS_OF_GROUP:
         return False
+    if taps < math.prod(steps):
+        return True  # some results have no terms
     if few:
         return taps <= _LANES
     single = taps == math.prod(steps)
@@ -245,7 +254,7 @@ def is_product(node: Node) -> bool:
     if any((*geometry.begin, *geometry.end)) or 0 in (*x.tensor.static_shape, *w.tensor.static_shape):
         return False
     if op.group > 1:
-        return channels > 1
+        return True
     positions = math.prod(node.output.tensor.static_shape[2:])
     if any(n > 1 for n in geometry.strides):
         return positions >= _LEAST_POSITIONS_APART
@@ -272,7 +281,9 @@ def as_product(node: Node, operands: Sequence[Value | None]) -> Value:
             axes = np.arange(2, 2 + len(strides))
             x = F.slice(x, np.zeros_like(axes), np.array(x.tensor.static_shape[2:]), axes, np.array(strides))
         flat = F.reshape(x, np.array([batch, *groups, channels, math.prod(positions)]))
-        y: Any = F.mat_mul(F.reshape(w, np.array([*groups, filters // op.group, channels])), flat, name=node.name)
+        factors = F.reshape(w, np.array([*groups, filters // op.group, channels]))
+        # Sums of one term are products of broadcast elements.
+        y: Any = (F.mul if channels == 1 else F.mat_mul)(factors, flat, name=node.name)
         y = F.reshape(y, np.array([batch, filters, *positions]))
         if bias is not None:
             y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))

@@ -175,8 +175,14 @@ def test_one_and_three_spatial_axes(rank: int) -> None:
         (3, (5, 12), {}, False),
         (3, ("H", 40), {}, False),
         (16, (40, 34), {"group": 2}, True),
-        (18, (40, 34), {"group": 2}, False),
+        (18, (40, 34), {"group": 2, "filters": 20}, False),
+        (128, (40, 34), {"group": 2, "filters": 18}, True),
+        (130, (40, 34), {"group": 2, "filters": 18}, False),
         (16, (40, 18), {"group": 2}, False),
+        (16, (40, 34), {"group": 2, "strides": (3, 3)}, False),
+        (128, (900,), {"group": 2, "filters": 64, "strides": (3,)}, True),
+        (130, (900,), {"group": 2, "filters": 64}, False),
+        (64, (900,), {"group": 64, "filters": 128, "strides": (3,)}, False),
         (16, (40, 10), {"group": 16, "filters": 32}, True),
         (61, (40, 50), {"group": 61, "filters": 61, "kernel": 2}, True),
         (61, (40, 40), {"group": 61, "filters": 61, "kernel": 2}, False),
@@ -213,7 +219,11 @@ def test_few_channels_whose_result_is_an_output_stay(
         ((1, 64, 9, 24), (64, 8, 4, 4), {"strides": (2, 2)}, True),
         ((1, 64, 9, 24), (64, 8, 5, 4), {"strides": (2, 2)}, False),
         ((1, 64, 9, 23), (64, 8, 4, 4), {"strides": (2, 2)}, False),
-        ((1, 64, 9, 24), (64, 8, 4, 4), {"strides": (2, 2), "group": 2}, False),
+        ((1, 64, 9, 24), (64, 64, 4, 4), {"strides": (2, 2), "group": 2}, True),
+        ((1, 64, 9, 23), (64, 64, 4, 4), {"strides": (2, 2), "group": 2}, False),
+        ((1, 64, 9, 24), (64, 8, 4, 4), {"strides": (2, 2), "group": 64}, False),
+        ((1, 100, 9, 24), (100, 48, 8, 1), {"strides": (3, 3)}, True),
+        ((1, 100, 9, 24), (100, 48, 9, 1), {"strides": (3, 3)}, False),
         ((1, 100, 9, 24), (100, 50, 2, 2), {"strides": (2, 2)}, True),
         ((1, 100, 9, 24), (100, 48, 2, 2), {"strides": (2, 2)}, False),
         ((1, 64, 9, 24), (64, 32, 3, 3), {"strides": (2, 2)}, True),
@@ -269,7 +279,6 @@ def test_few_channels_whose_result_is_read_are_last() -> None:
         ((1, 61, 15, 21), 1, {"strides": (2, 3)}, False),  # few positions
         ((2, 15, 3, 5), 1, {"group": 5}, True),
         ((2, 15, 6, 5), 1, {"group": 5, "strides": (2, 2)}, True),
-        ((2, 5, 20, 20), 1, {"group": 5}, False),
         ((0, 9, 14, 15), 1, {}, False),
         ((1, 8, 20, 20), 1, {"pads": (0, 1, 0, 0)}, False),
         ((1, 8, 20, 20), 3, {}, False),
@@ -287,6 +296,13 @@ def test_windows_of_one_element_become_products(
 
     names = ops(converted(alone, shape))
     assert ("MatMul" in names, any("Conv" in name for name in names)) == (kept, not kept)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"strides": (3, 2)}, {"dilations": (2, 2)}], ids=str)
+def test_windows_of_one_element_and_channel_become_elementwise_products(attributes: dict[str, Any]) -> None:
+    names = ops(converted(lambda x: conv(x, 10, 1, 1, group=5, **attributes), (2, 5, 20, 20)))
+    assert "Mul" in names
+    assert not any("Conv" in name for name in names)
 
 
 @in_one_item()

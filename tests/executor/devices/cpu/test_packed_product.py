@@ -184,7 +184,7 @@ def test_products_with_constant_matrices_are_native(shape: tuple[int, ...], matr
 
 @in_one_item()
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("rows", [3, 16, 17])
+@pytest.mark.parametrize("rows", [3, 16, 40, 41])
 def test_networks_of_few_rows_use_it(tmp_path: Path, rows: int, threads: int) -> None:
     x = gk.input("x", [rows, 200])
     h = gk.gelu(gk.nn.linear(x, 160, name="one"))
@@ -199,4 +199,19 @@ def test_networks_of_few_rows_use_it(tmp_path: Path, rows: int, threads: int) ->
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     products = [e["args"]["implementation"] for e in events if "MatMul" in e["name"] or e["name"] == "Gemm"]
     assert len(products) == 2
-    assert all(name.startswith(("direct", "panels")) for name in products) == (rows <= 16 or threads > 1)
+    few = 40 if native.PackedProduct((1, 64), (64, 64)).implementation.startswith("panels") else 16
+    assert all(name.startswith(("direct", "panels")) for name in products) == (rows <= few or threads > 1)
+
+
+@pytest.mark.parametrize(("rows", "columns", "own"), [(41, 64, False), (41, 2048, True), (257, 2048, False)])
+def test_large_matrices_use_it_for_more_rows(tmp_path: Path, rows: int, columns: int, own: bool) -> None:
+    if not native.PackedProduct((1, 64), (64, 64)).implementation.startswith("panels"):
+        pytest.skip("the panels of products need AVX-512")
+    a, b = np.ones((rows, 512), np.float32), np.ones((512, columns), np.float32)
+    net = gk.Model({"y": gk.mat_mul(gk.input("a", a.shape), gk.parameter("b", b.shape))}, params={"b": b})
+    executor = net.compile(threads=1)
+    with gk.profile(tmp_path / "trace.json"):
+        np.testing.assert_array_equal(executor.run({"a": a})["y"], np.full((rows, columns), 512))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    (product,) = (e["args"]["implementation"] for e in events if "MatMul" in e["name"])
+    assert product.startswith("panels") == own

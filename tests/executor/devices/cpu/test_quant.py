@@ -128,6 +128,13 @@ def test_sums_of_products(products: str, left: Any, right: Any, extreme: bool) -
             check(MatMulInteger(), [x, w, a_zero, b_zero], packed=1)
 
 
+def test_few_rows(products: str) -> None:
+    """Tiles of any number of rows, alone and after full tiles."""
+    rng = np.random.default_rng(6)
+    for rows in range(1, 13):
+        check(MatMulInteger(), [anything(rng, (rows, 9), np.uint8), anything(rng, (9, 83), np.int8)], packed=1)
+
+
 def test_sums_beyond_int16(products: str) -> None:
     """Pairs of products, 2 * 255 * -128 and more of them, are not cut at the bounds of int16."""
     x, w = np.full((3, 4096), 255, np.uint8), np.full((4096, 17), -128, np.int8)

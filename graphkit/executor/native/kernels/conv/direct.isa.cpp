@@ -145,8 +145,8 @@ __attribute__((noinline)) void finish_rows(const Windows& windows, const float* 
                                            const Finish& finish, std::int64_t position) {
     Lanes sums[Rows][Vectors] = {};
     for (std::int64_t i = 0; i < windows.lines; ++i) {
-        add_products<kVectors, kAhead>(windows.first + i * windows.line_step, Step == 0 ? windows.step : Step,
-                                       filters + i * windows.elements * kBlock, windows.elements, sums);
+        add_products<kVectors>(windows.first + i * windows.line_step, Step == 0 ? windows.step : Step,
+                               filters + i * windows.elements * kBlock, windows.elements, sums);
     }
     if (partial != nullptr) {
 #pragma GCC unroll 16
@@ -245,7 +245,7 @@ void multiply_pair(const TiledPart& p, const Run& run, std::int64_t block, float
         chain.windows.elements = end - first;
         // The next chain of the first block, or, after the last chain, the next blocks.
         const float* const next = filters + end * kBlock + (end < elements ? 0 : apart);
-        multiply_pairs<kBlock>(chain, run.count, next);
+        multiply_pairs(chain, run.count, next);
     }
 }
 

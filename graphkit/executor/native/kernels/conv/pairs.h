@@ -42,19 +42,19 @@ struct PairChain {
 
 constexpr std::int64_t kCacheLine = 64 / sizeof(float);
 
-// sums += rows [Rows, elements], `step` floats apart, times kPair blocks of filters [elements, Given], `apart` floats
+// sums += rows [Rows, elements], `step` floats apart, times kPair blocks of filters [elements, kBlock], `apart` floats
 // apart. If `next` is null, the filters kAhead elements later are prefetched. Otherwise, they are in the first-level
 // cache, and as many cache lines from `next` on are prefetched as there are elements.
-template <std::int64_t Given, int Rows>
+template <int Rows>
 [[gnu::always_inline]] inline void add_pair(const float* rows, std::int64_t step, const float* filters,
                                             std::int64_t apart, const float* next, std::int64_t elements,
                                             Lanes (&sums)[Rows][kPair * kVectors]) {
     const auto add = [&](std::int64_t e, auto&& fetch) {
         Lanes factors[kPair * kVectors];
         for (int v = 0; v < kPair * kVectors; ++v) {
-            const float* filter = filters + v / kVectors * apart + e * Given + v % kVectors * kWide;
+            const float* filter = filters + v / kVectors * apart + e * kBlock + v % kVectors * kWide;
             factors[v] = load<float>(filter);
-            fetch(filter + kAhead * Given, v);
+            fetch(filter + kAhead * kBlock, v);
         }
         for (int r = 0; r < Rows; ++r) {
             const Lanes element = splat(rows[r * step + e]);
@@ -79,14 +79,14 @@ template <std::int64_t Given, int Rows>
 }
 
 // Computes `Rows` windows.
-template <std::int64_t Given, int Rows>
+template <int Rows>
 __attribute__((noinline)) void multiply_pair_rows(const PairChain& chain) {
     constexpr int kEach = kPair * kVectors;
     const Windows& windows = chain.windows;
     Lanes sums[Rows][kEach] = {};
     for (std::int64_t i = 0; i < windows.lines; ++i) {
-        add_pair<Given>(windows.first + i * windows.line_step, windows.step,
-                        chain.filters + i * windows.elements * Given, chain.apart, chain.next, windows.elements, sums);
+        add_pair(windows.first + i * windows.line_step, windows.step, chain.filters + i * windows.elements * kBlock,
+                 chain.apart, chain.next, windows.elements, sums);
     }
     if (chain.adds) {
 #pragma GCC unroll 16
@@ -118,19 +118,18 @@ __attribute__((noinline)) void multiply_pair_rows(const PairChain& chain) {
     }
 }
 
-template <std::int64_t Given, int... Less>
+template <int... Less>
 constexpr auto pair_of_rows(std::int64_t rows, std::integer_sequence<int, Less...>) {
-    constexpr void (*all[])(const PairChain&) = {multiply_pair_rows<Given, Less + 1>...};
+    constexpr void (*all[])(const PairChain&) = {multiply_pair_rows<Less + 1>...};
     return all[rows - 1];
 }
 
 // Computes `count` windows from those of `chain` on. `next`: the filters that will be read after those of the chain.
-template <std::int64_t Given>
-void multiply_pairs(PairChain chain, std::int64_t count, const float* next) {
+inline void multiply_pairs(PairChain chain, std::int64_t count, const float* next) {
     const std::int64_t parts = (count + kPairRows - 1) / kPairRows;
     for (std::int64_t part = 0; part < parts; ++part) {
         const std::int64_t some = (count + parts - part - 1) / (parts - part);
-        pair_of_rows<Given>(some, std::make_integer_sequence<int, kPairRows>())(chain);
+        pair_of_rows(some, std::make_integer_sequence<int, kPairRows>())(chain);
         chain.next = part == 0 ? next : chain.next + chain.windows.elements * kCacheLine;
         chain.windows.first += some * chain.windows.step;
         chain.products += some * kPair * kBlock;

@@ -1,7 +1,7 @@
 // Products of rows with a constant matrix in panels of 64 columns, in the layout that oneDNN chooses with AVX-512
 // (BA16a64b): [panels][depth, padded to a multiple of 16][64]. So one packed form of a matrix serves any number of
 // rows.
-#include "kernels/conv/pairs.h"
+#include "kernels/conv/tiles.h"
 
 namespace graphkit {
 namespace {
@@ -24,12 +24,8 @@ constexpr std::int64_t kCachedBytes = 1 << 19;
 constexpr std::int64_t kApart = 512;
 constexpr std::int64_t kManyColumns = 256;
 
-// How many elements ahead a panel is prefetched. Up to kFewRows rows only wait for memory, and more rows up to
-// kWholeRows partly. With still more rows, parts of a panel are multiplied one after the other: each prefetches its
-// part of the next chain, so that memory is read during all of them.
+// At most this many rows only wait for memory.
 constexpr int kFewRows = 4;
-constexpr int kSomeAhead = 48;
-constexpr int kChainAhead = static_cast<int>(kPanelChain);
 
 constexpr std::int64_t stored_depth(std::int64_t depth) {
     return (depth + kDepthGrain - 1) / kDepthGrain * kDepthGrain;
@@ -142,22 +138,62 @@ struct Rows {
     float* products;
 };
 
-// Multiplies `Count` rows by the last chain of a panel, from one of its blocks on, and finishes the results.
-template <int Count, int Vectors, int Ahead>
-__attribute__((noinline)) void finish_rows(const float* rows, std::int64_t step, const float* columns,
-                                           std::int64_t elements, const float* partial, const Finish* finishes,
-                                           std::int64_t position) {
-    constexpr int kEach = std::min(Vectors, kVectors);
+// Some rows, and a chain of elements of some columns of a panel.
+struct Chain {
+    const float* rows;
+    std::int64_t step;
+    const float* columns;
+    std::int64_t elements;
+    const float* next;  // is prefetched
+    float* products;
+    bool adds;               // to `products`
+    const Finish* finishes;  // null if a later chain follows
+    std::int64_t position;
+};
+
+// Multiplies `Count` rows by a chain, and stores the sums or finishes the results. With each element, `Lines` cache
+// lines are prefetched.
+template <int Count, int Vectors, int Lines>
+__attribute__((noinline)) void multiply_chain(const Chain& chain) {
+    constexpr std::int64_t kLine = 64 / sizeof(float);
+    const float* const rows = chain.rows;
+    const std::int64_t step = chain.step;
     Lanes sums[Count][Vectors] = {};
-    add_products<kPanelVectors, Ahead>(rows, step, columns, elements, sums);
-    if (partial != nullptr) {
-#pragma GCC unroll 16
+    for (std::int64_t e = 0; e < chain.elements; ++e) {
+        Lanes factors[Vectors];
+        for (int v = 0; v < Vectors; ++v) {
+            factors[v] = load<float>(chain.columns + e * kPanel + v * kWide);
+        }
+        for (int line = 0; line < Lines; ++line) {
+            // To the second-level cache: the first-level cache has no room for two chains.
+            __builtin_prefetch(chain.next + (e * Lines + line) * kLine, 0, 2);
+        }
         for (int r = 0; r < Count; ++r) {
+            const Lanes element = splat(rows[r * step + e]);
             for (int v = 0; v < Vectors; ++v) {
-                sums[r][v] += load<float>(partial + r * kPanel + v * kWide);
+                sums[r][v] += element * factors[v];
             }
         }
     }
+    // The loops are unrolled: otherwise the sums would be moved from registers to memory.
+    if (chain.adds) {
+#pragma GCC unroll 16
+        for (int r = 0; r < Count; ++r) {
+            for (int v = 0; v < Vectors; ++v) {
+                sums[r][v] += load<float>(chain.products + r * kPanel + v * kWide);
+            }
+        }
+    }
+    if (chain.finishes == nullptr) {
+#pragma GCC unroll 16
+        for (int r = 0; r < Count; ++r) {
+            for (int v = 0; v < Vectors; ++v) {
+                store(chain.products + r * kPanel + v * kWide, sums[r][v]);
+            }
+        }
+        return;
+    }
+    constexpr int kEach = std::min(Vectors, kVectors);
 #pragma GCC unroll 2
     for (int b = 0; b < Vectors / kEach; ++b) {
         Lanes block[Count][kEach];
@@ -167,72 +203,55 @@ __attribute__((noinline)) void finish_rows(const float* rows, std::int64_t step,
                 block[r][v] = sums[r][b * kEach + v];
             }
         }
-        finishes[b].store_rows(block, position);
+        chain.finishes[b].store_rows(block, chain.position);
     }
 }
 
-using FinishRows = void (*)(const float*, std::int64_t, const float*, std::int64_t, const float*, const Finish*,
-                            std::int64_t);
-
-template <int Vectors, int Ahead, int... Less>
-constexpr FinishRows finish_some(std::int64_t rows, std::integer_sequence<int, Less...>) {
-    constexpr FinishRows all[] = {finish_rows<Less + 1, Vectors, Ahead>...};
+template <int Vectors, int Lines, int... Less>
+constexpr auto chain_of(std::int64_t rows, std::integer_sequence<int, Less...>) {
+    constexpr void (*all[])(const Chain&) = {multiply_chain<Less + 1, Vectors, Lines>...};
     return all[rows - 1];
 }
 
-// Multiplies all rows by the elements from `first` on of some columns of a panel, at most `Most` rows at a time.
-// `products`: the sums over earlier elements.
-template <int Vectors, int Most, int Ahead>
-void multiply_chain(const TiledPart& p, const Rows& rows, const float* columns, std::int64_t first, float* products,
-                    const Finish* finishes) {
+// Multiplies all rows by the elements from `first` on of some columns of a panel, at most `Most` rows and `Vectors`
+// vectors at a time. Each group of rows prefetches its part of the next chain, in the order of memory and with equal
+// distances in time. Otherwise, prefetches wait for each other, and the processor does not detect the order.
+template <int Vectors, int Most, int Lines>
+void multiply_columns(const TiledPart& p, const Rows& rows, std::int64_t panel, std::int64_t first,
+                      std::int64_t column) {
     constexpr auto kCounts = std::make_integer_sequence<int, Most>();
+    const float* const from = p.filters + panel * panel_floats(p.shape) + first * kPanel;
+    const Finish finishes[kPanelBlocks] = {{p, panel * kPanelBlocks}, {p, panel * kPanelBlocks + 1}};
     const std::int64_t elements = std::min(kPanelChain, p.shape.channels - first);
     const bool is_last = first + elements == p.shape.channels;
-    const std::int64_t parts = (rows.count + Most - 1) / Most;
+    const std::int64_t groups = (rows.count + Most - 1) / Most;
     std::int64_t begin = 0;
-    for (std::int64_t part = 0; part < parts; ++part) {
-        const std::int64_t some = (rows.count - begin + parts - part - 1) / (parts - part);
-        const float* from = rows.first + begin * rows.step + first;
-        float* const to = products + begin * kPanel;
-        if (is_last) {
-            finish_some<Vectors, Ahead>(some, kCounts)(from, rows.step, columns, elements, first == 0 ? nullptr : to,
-                                                       finishes, rows.position + begin);
-        } else {
-            multiply_some<Vectors, kPanelVectors, Ahead>(some, kCounts)(from, rows.step, columns, elements, to, kPanel,
-                                                                        first > 0);
-        }
+    for (std::int64_t group = 0; group < groups; ++group) {
+        const std::int64_t some = (rows.count - begin + groups - group - 1) / (groups - group);
+        const float* const next = from + (kPanelChain + elements * group / groups) * kPanel;
+        chain_of<Vectors, Lines>(
+            some, kCounts)({rows.first + begin * rows.step + first, rows.step, from + column, elements, next,
+                            rows.products + begin * kPanel + column, first > 0,
+                            is_last ? finishes + column / kBlock : nullptr, rows.position + begin});
         begin += some;
     }
 }
 
 void multiply_panel(const TiledPart& p, const Rows& rows, std::int64_t panel) {
-    const float* const from = p.filters + panel * panel_floats(p.shape);
     const std::int64_t columns = std::min(kPanel, p.shape.filters - panel * kPanel);
-    const bool is_whole = columns > kPanel - kWide;
-    const bool at_once = rows.count <= kWholeRows && is_whole;
-    const Finish finishes[kPanelBlocks] = {{p, panel * kPanelBlocks}, {p, panel * kPanelBlocks + 1}};
+    const std::int64_t groups = (rows.count + kWholeRows - 1) / kWholeRows;
+    // A single group reads each element once, which the processor prefetches better.
+    const auto multiply = groups == 1              ? multiply_columns<kPanelVectors, kWholeRows, 0>
+                          : groups < kPanelVectors ? multiply_columns<kPanelVectors, kWholeRows, 2>
+                                                   : multiply_columns<kPanelVectors, kWholeRows, 1>;
     for (std::int64_t first = 0; first < p.shape.channels; first += kPanelChain) {
-        const float* const chain = from + first * kPanel;
-        if (at_once) {
-            const auto multiply = rows.count <= kFewRows ? multiply_chain<kPanelVectors, kFewRows, kAhead>
-                                                         : multiply_chain<kPanelVectors, kWholeRows, kSomeAhead>;
-            multiply(p, rows, chain, first, rows.products, finishes);
-            continue;
-        }
-        if (is_whole) {
-            const std::int64_t elements = std::min(kPanelChain, p.shape.channels - first);
-            const bool is_last = first + elements == p.shape.channels;
-            const Windows windows{rows.first + first, rows.step, 1, elements, 0};
-            const PairChain pairs{
-                windows, chain, kBlock, nullptr, rows.products, first > 0, is_last ? finishes : nullptr, rows.position};
-            multiply_pairs<kPanel>(pairs, rows.count,
-                                   is_last ? from + panel_floats(p.shape) : chain + elements * kPanel);
+        if (columns > kPanel - kWide) {
+            multiply(p, rows, panel, first, 0);
             continue;
         }
         for (std::int64_t column = 0; column < columns; column += kBlock) {
-            const auto multiply = columns - column > kWide ? multiply_chain<kVectors, kRegisterRows, kChainAhead>
-                                                           : multiply_chain<1, kRegisterRows, kChainAhead>;
-            multiply(p, rows, chain + column, first, rows.products + column, finishes + column / kBlock);
+            columns - column > kWide ? multiply_columns<kVectors, kRegisterRows, 2>(p, rows, panel, first, column)
+                                     : multiply_columns<1, kRegisterRows, 2>(p, rows, panel, first, column);
         }
     }
 }

@@ -31,18 +31,17 @@ constexpr std::int64_t row_floats(std::int64_t elements) {
 }
 
 // sums += rows [Rows, elements], `step` floats apart, times the first `Vectors` vectors of filters [elements, Given *
-// kWide]. The same vectors of the filters `Ahead` elements later are prefetched.
-template <int Given, int Ahead, int Rows, int Vectors>
+// kWide]. The same vectors of the filters kAhead elements later are prefetched.
+template <int Given, int Rows, int Vectors>
 [[gnu::always_inline]] inline void add_products(const float* rows, std::int64_t step, const float* filters,
                                                 std::int64_t elements, Lanes (&sums)[Rows][Vectors]) {
     constexpr std::int64_t kColumns = Given * kWide;
-    constexpr int kCache = Ahead > kAhead ? 2 : 3;  // what is read much later goes to the second-level cache
     for (std::int64_t e = 0; e < elements; ++e) {
         const float* filter = filters + e * kColumns;
         Lanes factors[Vectors];
         for (int v = 0; v < Vectors; ++v) {
             factors[v] = load<float>(filter + v * kWide);
-            __builtin_prefetch(filter + Ahead * kColumns + v * kWide, 0, kCache);
+            __builtin_prefetch(filter + kAhead * kColumns + v * kWide);
         }
         for (int r = 0; r < Rows; ++r) {
             const Lanes element = splat(rows[r * step + e]);
@@ -55,11 +54,11 @@ template <int Given, int Ahead, int Rows, int Vectors>
 
 // Multiplies rows [Rows, elements] in one chain of sums for each result. The products are added to `to`, whose rows are
 // `to_step` apart, or overwrite it.
-template <int Rows, int Vectors, int Given, int Ahead>
+template <int Rows, int Vectors, int Given>
 __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t step, const float* filters,
                                              std::int64_t elements, float* to, std::int64_t to_step, bool adds) {
     Lanes sums[Rows][Vectors] = {};
-    add_products<Given, Ahead>(rows, step, filters, elements, sums);
+    add_products<Given>(rows, step, filters, elements, sums);
     // The loops are unrolled: otherwise the sums would be moved from registers to memory.
     if (adds) {
 #pragma GCC unroll 16
@@ -79,9 +78,9 @@ __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t ste
 
 using MultiplyRows = void (*)(const float*, std::int64_t, const float*, std::int64_t, float*, std::int64_t, bool);
 
-template <int Vectors, int Given, int Ahead = kAhead, int... Less>
+template <int Vectors, int Given, int... Less>
 constexpr MultiplyRows multiply_some(std::int64_t rows, std::integer_sequence<int, Less...>) {
-    constexpr MultiplyRows all[] = {multiply_rows<Less + 1, Vectors, Given, Ahead>...};
+    constexpr MultiplyRows all[] = {multiply_rows<Less + 1, Vectors, Given>...};
     return all[rows - 1];
 }
 

@@ -11,6 +11,14 @@
 namespace graphkit {
 namespace {
 
+// With at most this many rows, a product mostly reads the matrix, which this kernel does faster than the library: see
+// bench/results/2026-11-few-rows.md. With panels, this is also true for more rows, and for still more if the matrix
+// does not fit into the second-level cache.
+constexpr std::int64_t kFewRows = 16;
+constexpr std::int64_t kFewPanelRows = 40;
+constexpr std::int64_t kManyPanelRows = 256;
+constexpr std::int64_t kLargeMatrix = 1 << 20;
+
 // y = epilogue(a b + bias). a is [..., K]; b, [K, N], or [N, K] if `transposed`, comes packed; bias [N]; the residual
 // is the last input. Computed as a convolution of the rows of a with 1x1 windows. Equal bits for any number of threads.
 class PackedProduct final : public Kernel {
@@ -98,6 +106,13 @@ std::vector<std::pair<int, int>> PackedProduct::inplace() const {
 
 bool suits_packed(const Dims& a, const Dims& b, bool transposed, int threads) {
     return PackedProduct::suits(a, b, transposed, threads);
+}
+
+std::int64_t few_packed_rows(const Dims& b) {
+    if (!TiledConvolution::has_panels()) {
+        return kFewRows;
+    }
+    return count(b) < kLargeMatrix ? kFewPanelRows : kManyPanelRows;
 }
 
 std::unique_ptr<Kernel> packed_product(const Dims& a, const Dims& b, bool transposed, const Epilogue& epilogue,

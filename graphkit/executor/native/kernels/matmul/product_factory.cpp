@@ -13,9 +13,6 @@
 namespace graphkit {
 namespace {
 
-// With at most this many rows, a product mostly reads the matrix, which the packed kernel does faster: see
-// bench/results/2026-11-few-rows.md.
-constexpr std::int64_t kFewRows = 16;
 // A product with fewer multiplications takes less time than making the library's kernel for it. For such products, the
 // packed kernel is up to 8% slower than the library's.
 constexpr std::int64_t kShortProduct = std::int64_t{1} << 28;
@@ -117,11 +114,11 @@ class ProductFactory final : public KernelFactory {
         return b[b.size() - 2] <= kShallowDepth && rows >= kWideResult && b.back() >= kWideResult;
     }
 
-    // On one thread, the library's kernel is always faster for many rows. But it divides a product into larger parts,
+    // On one thread, the library's kernel is faster for many rows. But it divides a product into larger parts,
     // and takes longer to make.
     bool suits(const Dims& a, const Dims& b) const {
         const std::int64_t rows = count(Dims(a.begin(), a.end() - 1));
-        if (rows <= kFewRows || (vary_ && rows * a.back() * columns(b) < kShortProduct)) {
+        if (rows <= few_packed_rows(b) || (vary_ && rows * a.back() * columns(b) < kShortProduct)) {
             return true;
         }
         return threads_ != 1 && suits_packed(a, b, options_.transpose_b, threads_);

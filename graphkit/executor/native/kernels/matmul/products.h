@@ -29,8 +29,10 @@ std::unique_ptr<Kernel> library_product(const Dims& a, const Dims& b, const Prod
 std::unique_ptr<Kernel> blocked_product(const Dims& a, const Dims& b, const ProductOptions& options, int threads);
 
 // float32 products with a constant matrix b, [K, N], or [N, K] if `transposed`. `suits_packed`: whether a has too few
-// rows to divide the product into pieces for the library, on this number of threads. The epilogue may have a bias.
+// rows to divide the product into pieces for the library, on this number of threads. `few_packed_rows`: up to how many
+// rows this kernel is faster than the library's on any number of threads. The epilogue may have a bias.
 bool suits_packed(const Dims& a, const Dims& b, bool transposed, int threads);
+std::int64_t few_packed_rows(const Dims& b);
 std::unique_ptr<Kernel> packed_product(const Dims& a, const Dims& b, bool transposed, const Epilogue& epilogue,
                                        int threads);
 

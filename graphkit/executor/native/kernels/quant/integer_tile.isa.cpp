@@ -85,7 +85,7 @@ void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
             for (int v = 0; v < Vectors; ++v) {
                 Sums loaded;
                 __builtin_memcpy(&loaded, weights + v * panel, sizeof loaded);
-                w[v] = Products::right(loaded);
+                w[v] = Products::right(Rows == 1 ? loaded : in_register(loaded));
             }
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
@@ -126,8 +126,15 @@ void rows_of(const IntegerBlock& block, std::int64_t at, int most) {
             tile<Products, 6, Vectors, Use, Result>(block, row, at);
         }
     }
+    // Few rows are multiplied by one tile, because each tile reads the weights again.
+    if (most == 6 && row + 5 == rows) {
+        return tile<Products, 5, Vectors, Use, Result>(block, row, at);
+    }
     for (; row + 4 <= rows; row += 4) {
         tile<Products, 4, Vectors, Use, Result>(block, row, at);
+    }
+    if (row + 3 == rows) {
+        return tile<Products, 3, Vectors, Use, Result>(block, row, at);
     }
     for (; row + 2 <= rows; row += 2) {
         tile<Products, 2, Vectors, Use, Result>(block, row, at);
