@@ -30,6 +30,7 @@ SHAPES = [
     ((29, 263), (263, 131)),
     ((3, 17), (17, 500)),
     ((70, 600), (600, 50)),
+    ((139, 270), (270, 100)),
     ((70, 1), (1, 129)),
     ((9, 2), (2, 35)),
     ((2, 70, 3), (3, 1000)),
@@ -196,6 +197,23 @@ def test_own_kernel_multiplies_one_row_by_a_matrix_in_the_caches(rows: int, colu
         **options, epilogue=None, pack_b=False, vary=False, dtype="float32", deterministic=False, threads=1
     )
     kernel = factory([(rows, 50), (50, columns)], [(rows, columns)])
+    assert (type(kernel).__name__ == "BlockedMatMul") == is_own
+
+
+@pytest.mark.parametrize("bias", [None, (256,), (64, 256)], ids=str)
+@pytest.mark.parametrize(("depth", "columns"), [(128, 256), (127, 256), (128, 255)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_own_kernel_multiplies_two_computed_matrices(
+    isa: str, transposed: bool, depth: int, columns: int, bias: tuple[int, ...] | None
+) -> None:
+    options = {"transpose_a": False, "transpose_b": transposed, "has_bias": bias is not None, "alpha": 1.0, "beta": 1.0}
+    factory = native.ProductFactory(
+        **options, epilogue=None, pack_b=False, vary=False, dtype="float32", deterministic=False, threads=1
+    )
+    bias = bias and (*bias[:-1], columns)
+    b = (columns, depth) if transposed else (depth, columns)
+    kernel = factory([(64, depth), b, *([bias] if bias else [])], [(64, columns)])
+    is_own = isa == "avx512" and not transposed and (depth, columns) == (128, 256) and bias != (64, 256)
     assert (type(kernel).__name__ == "BlockedMatMul") == is_own
 
 

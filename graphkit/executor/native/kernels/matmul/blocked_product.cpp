@@ -1,10 +1,11 @@
 // Matrix products by graphkit's own code: for element types that the library does not support, and for a single column.
 #include <algorithm>
-#include <cstring>
+#include <numeric>
 #include <type_traits>
 
 #include "kernels/matmul/blocked_product.h"
 #include "kernels/matmul/products.h"
+#include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
 #include "runtime/threads.h"
@@ -14,6 +15,8 @@ namespace {
 
 // Rows of b with at most this many columns stay in a near cache, if they are few.
 constexpr std::int64_t kShallowColumns = 4096;
+// If each thread has at least this many parts, it does not matter that some threads have one more.
+constexpr std::int64_t kManyParts = 8;
 
 struct BlockedOptions {
     bool transpose_a = false;  // swap the last two dimensions of an operand; no effect on vectors
@@ -39,6 +42,13 @@ BlockedOperand blocked_operand(const Dims& shape, bool transposed, bool vector_i
     const std::int64_t n = shape[shape.size() - 1];
     Dims batch(shape.begin(), shape.end() - 2);
     return transposed ? BlockedOperand{batch, n, m, 1, n} : BlockedOperand{batch, m, n, n, 1};
+}
+
+template <typename T>
+void add_row(T* __restrict y, const T* __restrict x, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) {
+        y[i] += x[i];
+    }
 }
 
 // y = alpha * a b + beta * bias, like MatMul: float32, float64, and integers of 32 and 64 bits, which wrap around.
@@ -219,9 +229,10 @@ void BlockedMatMul::cut() {
         part_columns_ = together * functions.panel;
         const std::int64_t room = dots_of_a() || dots_of_b() ? 0 : functions.scratch(part_columns_, depth_);
         part_scratch_ = aligned(static_cast<std::size_t>(room) * sizeof(T));
-        // If the parts of columns are fewer than the threads, rows are divided as well, into whole tiles.
+        // If the threads cannot share the parts of columns equally, rows are divided as well, into whole tiles.
         const std::int64_t others = std::max<std::int64_t>(matrices_ * column_parts_, 1);
-        const std::int64_t wanted = (threads() + others - 1) / others;
+        const std::int64_t team = std::max(threads(), 1);
+        const std::int64_t wanted = others < kManyParts * team ? team / std::gcd(team, others) : 1;
         const std::int64_t tiles = (rows_ + functions.rows - 1) / functions.rows;
         part_rows_ = std::max<std::int64_t>((tiles + wanted - 1) / wanted, 1) * functions.rows;
         row_parts_ = (rows_ + part_rows_ - 1) / part_rows_;
@@ -254,8 +265,9 @@ void BlockedMatMul::multiply(const ProductFunctions<T>& functions, const Part& p
     } else if (dots_of_b()) {
         functions.dots({b, b_.column_step, a, y, p.columns, depth_});
     } else {
+        static_assert(sizeof(T) == 4 || sizeof(T) == 8);
         functions.multiply({a, a_.row_step, a_.column_step, b, b_.row_step, b_.column_step, y, columns_, p.rows,
-                            p.columns, depth_, scratch});
+                            p.columns, depth_, scratch, transpose_table().tile[sizeof(T) == 4 ? 2 : 3]});
     }
 }
 
@@ -275,6 +287,10 @@ void BlockedMatMul::finish(const Part& p, const T* bias, T* y) const {
         }
         if (bias != nullptr) {
             const T* from = bias + (p.row + r) * bias_row_ + p.column * bias_column_;
+            if (beta_ == 1 && bias_column_ == 1) {
+                add_row(row, from, p.columns);
+                continue;
+            }
             for (std::int64_t c = 0; c < p.columns; ++c) {
                 row[c] += beta * from[c * bias_column_];
             }
