@@ -128,6 +128,10 @@ def test_other_types_are_left_to_others(dtype: str) -> None:
 def test_scaled_integers_are_left_to_others() -> None:
     with pytest.raises(native.Unsupported, match="no product of this type"):
         native.BlockedMatMul((2, 3), (3, 2), dtype="int32", alpha=0.5)
+    with pytest.raises(native.Unsupported, match="an activation of this type"):
+        native.BlockedMatMul((2, 3), (3, 2), dtype="float64", epilogue=native.Epilogue("relu"))
+    with pytest.raises(native.Unsupported, match="more than an activation"):
+        native.BlockedMatMul((2, 3), (3, 2), epilogue=native.Epilogue("relu", residual=True))
 
 
 @in_one_item()
@@ -200,8 +204,25 @@ def test_own_kernel_multiplies_one_row_by_a_matrix_in_the_caches(rows: int, colu
     assert (type(kernel).__name__ == "BlockedMatMul") == is_own
 
 
-@pytest.mark.parametrize("bias", [None, (256,), (64, 256)], ids=str)
-@pytest.mark.parametrize(("depth", "columns"), [(128, 256), (127, 256), (128, 255)])
+@in_one_item()
+@pytest.mark.parametrize("kind", ["relu", "tanh", "gelu", "clip"])
+@pytest.mark.parametrize(
+    "shapes", [((9, 40), (40, 70)), ((2, 5, 4), (2, 4, 50)), ((3, 0), (0, 2)), ((0, 3), (3, 2))], ids=str
+)
+def test_activation_follows_the_bias(isa: str, shapes: Any, kind: str) -> None:
+    a, b = (numbers(shape, "float32", seed) for seed, shape in enumerate(shapes))
+    c = numbers((b.shape[-1],), "float32", 2)
+    if a.size:
+        a.flat[0] = np.nan
+    plain = products(a, b, np.matmul(a, b).shape, c)
+    y = products(a, b, plain.shape, c, epilogue=native.Epilogue(kind, -0.5 if kind == "clip" else 0, 0.5))
+    gelu = gk.Model({"y": gk.gelu(gk.input("x", list(plain.shape)))}).compile().run({"x": plain})["y"]
+    expected = {"relu": np.maximum(plain, 0), "tanh": np.tanh(plain), "gelu": gelu, "clip": np.clip(plain, -0.5, 0.5)}
+    np.testing.assert_allclose(y, expected[kind], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("bias", [None, (512,), (64, 512)], ids=str)
+@pytest.mark.parametrize(("depth", "columns"), [(128, 512), (127, 512), (128, 511)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_own_kernel_multiplies_two_computed_matrices(
     isa: str, transposed: bool, depth: int, columns: int, bias: tuple[int, ...] | None
@@ -213,7 +234,7 @@ def test_own_kernel_multiplies_two_computed_matrices(
     bias = bias and (*bias[:-1], columns)
     b = (columns, depth) if transposed else (depth, columns)
     kernel = factory([(64, depth), b, *([bias] if bias else [])], [(64, columns)])
-    is_own = isa == "avx512" and not transposed and (depth, columns) == (128, 256) and bias != (64, 256)
+    is_own = isa == "avx512" and not transposed and (depth, columns) == (128, 512) and bias != (64, 512)
     assert (type(kernel).__name__ == "BlockedMatMul") == is_own
 
 

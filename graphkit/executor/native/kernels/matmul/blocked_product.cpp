@@ -25,6 +25,7 @@ struct BlockedOptions {
     double alpha = 1;  // result = alpha * a b + beta * bias
     double beta = 1;
     ElementType type = ElementType::f32;
+    std::optional<Activation> activation;  // of float32 results
 };
 
 // One operand of the product: its batch shape, and the strides of its matrices in elements.
@@ -100,6 +101,7 @@ class BlockedMatMul final : public Kernel {
     std::int64_t part_rows_ = 1, part_columns_ = 1;
     std::int64_t row_parts_ = 0, column_parts_ = 0;
     std::size_t part_scratch_ = 0;
+    std::unique_ptr<Kernel> activation_;  // a pass over the result
 };
 
 BlockedMatMul::BlockedMatMul(const Dims& a, const Dims& b, const BlockedOptions& options, int threads)
@@ -115,6 +117,9 @@ BlockedMatMul::BlockedMatMul(const Dims& a, const Dims& b, const BlockedOptions&
     const bool is_float = type_ == ElementType::f32 || type_ == ElementType::f64;
     const bool is_integer = type_ == ElementType::i32 || type_ == ElementType::i64 || type_ == ElementType::u32 ||
                             type_ == ElementType::u64;
+    if (options.activation && type_ != ElementType::f32) {
+        throw Unsupported(describe() + ": an activation of this type");
+    }
     if (!is_float && (!is_integer || alpha_ != 1 || beta_ != 1)) {
         throw Unsupported(describe() + ": no product of this type");
     }
@@ -147,6 +152,12 @@ BlockedMatMul::BlockedMatMul(const Dims& a, const Dims& b, const BlockedOptions&
     join_batch(batch);
     take_bias(options);
     cut();
+    if (options.activation && count(y) != 0) {
+        Epilogue last;
+        last.activation = options.activation;
+        activation_ =
+            std::make_unique<Pointwise>(last.pass({matrices_ * rows_, columns_, 1}, type_, type_), this->threads());
+    }
 }
 
 void BlockedMatMul::join_batch(const Dims& batch) {
@@ -239,8 +250,10 @@ void BlockedMatMul::cut() {
     });
 }
 
+// The memory of the parts is no longer used when the activation is applied.
 std::size_t BlockedMatMul::scratch_bytes() const {
-    return static_cast<std::size_t>(chunks()) * part_scratch_;
+    const std::size_t parts = static_cast<std::size_t>(chunks()) * part_scratch_;
+    return activation_ == nullptr ? parts : std::max(parts, activation_->scratch_bytes());
 }
 
 BlockedMatMul::Part BlockedMatMul::part(std::int64_t number) const {
@@ -325,28 +338,41 @@ void BlockedMatMul::run(const void* const* inputs, void* const* outputs, std::by
         run_as(functions, static_cast<const T*>(inputs[0]), static_cast<const T*>(inputs[1]),
                static_cast<const T*>(bias), static_cast<T*>(outputs[0]), scratch);
     });
+    if (activation_ != nullptr) {
+        const void* const operands[] = {outputs[0], nullptr, nullptr};
+        activation_->run(operands, outputs, scratch);
+    }
 }
 
 }  // namespace
 
 std::unique_ptr<Kernel> blocked_product(const Dims& a, const Dims& b, const ProductOptions& options, int threads) {
     const auto& [transpose_a, transpose_b, bias, alpha, beta, type, epilogue, pack_b, deterministic] = options;
-    return std::make_unique<BlockedMatMul>(a, b, BlockedOptions{transpose_a, transpose_b, bias, alpha, beta, type},
-                                           threads);
+    return std::make_unique<BlockedMatMul>(
+        a, b, BlockedOptions{transpose_a, transpose_b, bias, alpha, beta, type, epilogue.activation}, threads);
+}
+
+// Throws Unsupported for an epilogue with a residual or a factor.
+static std::optional<Activation> activation_alone(const Epilogue& last) {
+    if (last.residual != 0 || last.alpha != 1 || last.bias) {
+        throw Unsupported("BlockedMatMul: an epilogue with more than an activation");
+    }
+    return last.activation;
 }
 
 static const RecipeKind blocked_mat_mul_recipe(
-    "BlockedMatMul",
-    +[](BlockedMatMul* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
-        const std::optional<Dims>& bias, double alpha, double beta, const std::string& dtype, int threads) {
-        new (self) BlockedMatMul(a, b, {transpose_a, transpose_b, bias, alpha, beta, element_type(dtype)}, threads);
+    "BlockedMatMul", +[](BlockedMatMul* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
+                         const std::optional<Dims>& bias, double alpha, double beta, const Epilogue& last,
+                         const std::string& dtype, int threads) {
+        new (self) BlockedMatMul(
+            a, b, {transpose_a, transpose_b, bias, alpha, beta, element_type(dtype), activation_alone(last)}, threads);
     });
 
-GRAPHKIT_BINDINGS(blocked_product) {
+GRAPHKIT_BINDINGS(blocked_product, "epilogue") {
     nb::class_<BlockedMatMul, Kernel>(m, "BlockedMatMul")
         .def("__init__", blocked_mat_mul_recipe.init(), "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false,
-             "transpose_b"_a = false, "bias"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 1.0, "dtype"_a = "float32",
-             "threads"_a = 0);
+             "transpose_b"_a = false, "bias"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 1.0, "epilogue"_a = Epilogue{},
+             "dtype"_a = "float32", "threads"_a = 0);
 }
 
 }  // namespace graphkit

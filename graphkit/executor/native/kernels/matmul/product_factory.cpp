@@ -31,7 +31,7 @@ constexpr std::int64_t kCachedElements = 3 << 18;
 constexpr std::int64_t kWideResult = 64;
 // Columns and depth from which graphkit's kernel multiplies computed matrices faster than the library: see
 // bench/results/2026-11-training.md.
-constexpr std::int64_t kBlockColumns = 256;
+constexpr std::int64_t kBlockColumns = 512;
 constexpr std::int64_t kBlockDepth = 128;
 // numpy multiplies one row of float64 by a matrix of at least this many elements faster than graphkit.
 constexpr std::int64_t kLargeMatrix = 1 << 17;
@@ -128,8 +128,8 @@ class ProductFactory final : public KernelFactory {
     // Neither the number of rows nor that of threads affects this choice: ranks that train together must compute the
     // same bits as one process.
     bool suits_blocks(const Dims& a, const Dims& b) const {
-        if (options_.type != ElementType::f32 || fused_ || options_.pack_b || isa() != Isa::avx512 || b.size() != 2 ||
-            options_.transpose_a || options_.transpose_b) {
+        if (options_.type != ElementType::f32 || options_.epilogue.residual != 0 || options_.pack_b ||
+            isa() != Isa::avx512 || b.size() != 2 || options_.transpose_a || options_.transpose_b) {
             return false;
         }
         return a.size() >= 2 && b[0] >= kBlockDepth && b[1] >= kBlockColumns;
