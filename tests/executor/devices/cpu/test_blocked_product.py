@@ -1,4 +1,4 @@
-"""Matrix products by graphkit's own kernel: float64, integers, and float32 with one row or column."""
+"""Matrix products by graphkit's own kernel: float64, integers, float32 with one row or column, and computed matrices."""
 
 from __future__ import annotations
 
@@ -236,6 +236,21 @@ def test_own_kernel_multiplies_two_computed_matrices(
     kernel = factory([(64, depth), b, *([bias] if bias else [])], [(64, columns)])
     is_own = isa == "avx512" and not transposed and (depth, columns) == (128, 512) and bias != (64, 512)
     assert (type(kernel).__name__ == "BlockedMatMul") == is_own
+
+
+@pytest.mark.parametrize(
+    ("rows", "deterministic", "residual"),
+    [(64, False, False), (128, False, False), (129, False, False), (64, True, False), (64, False, True)],
+)
+def test_own_kernel_applies_activations_to_few_rows(isa: str, rows: int, deterministic: bool, residual: bool) -> None:
+    options = {"transpose_a": False, "transpose_b": False, "has_bias": True, "alpha": 1.0, "beta": 1.0}
+    last = native.Epilogue("relu", residual=residual)
+    factory = native.ProductFactory(
+        **options, epilogue=last, pack_b=False, vary=False, dtype="float32", deterministic=deterministic, threads=1
+    )
+    shapes = [(rows, 128), (128, 512), (512,), *([(rows, 512)] if residual else [])]
+    is_own = isa == "avx512" and rows <= 128 and not deterministic and not residual
+    assert (type(factory(shapes, [(rows, 512)])).__name__ == "BlockedMatMul") == is_own
 
 
 @in_one_item()

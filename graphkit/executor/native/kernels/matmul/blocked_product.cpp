@@ -1,4 +1,5 @@
-// Matrix products by graphkit's own code: for element types that the library does not support, and for a single column.
+// Matrix products by graphkit's own code: for element types that the library does not support, for a single column, and
+// for computed float32 matrices.
 #include <algorithm>
 #include <numeric>
 #include <type_traits>

@@ -33,6 +33,8 @@ constexpr std::int64_t kWideResult = 64;
 // bench/results/2026-11-training.md.
 constexpr std::int64_t kBlockColumns = 512;
 constexpr std::int64_t kBlockDepth = 128;
+// Rows up to which this also holds for a product with an activation.
+constexpr std::int64_t kActivatedRows = 128;
 // numpy multiplies one row of float64 by a matrix of at least this many elements faster than graphkit.
 constexpr std::int64_t kLargeMatrix = 1 << 17;
 
@@ -124,15 +126,16 @@ class ProductFactory final : public KernelFactory {
         return b[b.size() - 2] <= kShallowDepth && rows >= kWideResult && b.back() >= kWideResult;
     }
 
-    // Whether graphkit's kernel multiplies two computed matrices faster than the library, measured with AVX-512.
-    // Neither the number of rows nor that of threads affects this choice: ranks that train together must compute the
-    // same bits as one process.
+    // Whether graphkit's kernel multiplies two computed matrices faster than the library, measured with AVX-512. The
+    // library applies activations to many rows faster. Deterministic results must not depend on the number of rows:
+    // ranks that train together must compute the same bits as one process.
     bool suits_blocks(const Dims& a, const Dims& b) const {
-        if (options_.type != ElementType::f32 || options_.epilogue.residual != 0 || options_.pack_b ||
-            isa() != Isa::avx512 || b.size() != 2 || options_.transpose_a || options_.transpose_b) {
+        const bool applies = options_.type == ElementType::f32 && options_.epilogue.residual == 0 && !options_.pack_b &&
+                             !options_.transpose_a && !options_.transpose_b && isa() == Isa::avx512;
+        if (!applies || a.size() < 2 || b.size() != 2 || b[0] < kBlockDepth || b[1] < kBlockColumns) {
             return false;
         }
-        return a.size() >= 2 && b[0] >= kBlockDepth && b[1] >= kBlockColumns;
+        return !fused_ || (!options_.deterministic && count(Dims(a.begin(), a.end() - 1)) <= kActivatedRows);
     }
 
     // Whether there is no bias, or one that is added to each row.
