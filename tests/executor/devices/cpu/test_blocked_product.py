@@ -1,4 +1,4 @@
-"""Matrix products by graphkit's own kernel: float64, integers, float32 with one row or column, and computed matrices."""
+"""Matrix products by graphkit's own kernel: other types than float32, one row or column, and computed matrices."""
 
 from __future__ import annotations
 
