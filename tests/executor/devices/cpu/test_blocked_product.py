@@ -1,4 +1,4 @@
-"""Matrix products by graphkit's own kernel: float64, integers, and float32 with one row or column."""
+"""Matrix products by graphkit's own kernel: other types than float32, one row or column, and computed matrices."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ SHAPES = [
     ((29, 263), (263, 131)),
     ((3, 17), (17, 500)),
     ((70, 600), (600, 50)),
+    ((139, 270), (270, 100)),
     ((70, 1), (1, 129)),
     ((9, 2), (2, 35)),
     ((2, 70, 3), (3, 1000)),
@@ -127,6 +128,10 @@ def test_other_types_are_left_to_others(dtype: str) -> None:
 def test_scaled_integers_are_left_to_others() -> None:
     with pytest.raises(native.Unsupported, match="no product of this type"):
         native.BlockedMatMul((2, 3), (3, 2), dtype="int32", alpha=0.5)
+    with pytest.raises(native.Unsupported, match="an activation of this type"):
+        native.BlockedMatMul((2, 3), (3, 2), dtype="float64", epilogue=native.Epilogue("relu"))
+    with pytest.raises(native.Unsupported, match="more than an activation"):
+        native.BlockedMatMul((2, 3), (3, 2), epilogue=native.Epilogue("relu", residual=True))
 
 
 @in_one_item()
@@ -197,6 +202,55 @@ def test_own_kernel_multiplies_one_row_by_a_matrix_in_the_caches(rows: int, colu
     )
     kernel = factory([(rows, 50), (50, columns)], [(rows, columns)])
     assert (type(kernel).__name__ == "BlockedMatMul") == is_own
+
+
+@in_one_item()
+@pytest.mark.parametrize("kind", ["relu", "tanh", "gelu", "clip"])
+@pytest.mark.parametrize(
+    "shapes", [((9, 40), (40, 70)), ((2, 5, 4), (2, 4, 50)), ((3, 0), (0, 2)), ((0, 3), (3, 2))], ids=str
+)
+def test_activation_follows_the_bias(isa: str, shapes: Any, kind: str) -> None:
+    a, b = (numbers(shape, "float32", seed) for seed, shape in enumerate(shapes))
+    c = numbers((b.shape[-1],), "float32", 2)
+    if a.size:
+        a.flat[0] = np.nan
+    plain = products(a, b, np.matmul(a, b).shape, c)
+    y = products(a, b, plain.shape, c, epilogue=native.Epilogue(kind, -0.5 if kind == "clip" else 0, 0.5))
+    gelu = gk.Model({"y": gk.gelu(gk.input("x", list(plain.shape)))}).compile().run({"x": plain})["y"]
+    expected = {"relu": np.maximum(plain, 0), "tanh": np.tanh(plain), "gelu": gelu, "clip": np.clip(plain, -0.5, 0.5)}
+    np.testing.assert_allclose(y, expected[kind], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("bias", [None, (512,), (64, 512)], ids=str)
+@pytest.mark.parametrize(("depth", "columns"), [(128, 512), (127, 512), (128, 511)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_own_kernel_multiplies_two_computed_matrices(
+    isa: str, transposed: bool, depth: int, columns: int, bias: tuple[int, ...] | None
+) -> None:
+    options = {"transpose_a": False, "transpose_b": transposed, "has_bias": bias is not None, "alpha": 1.0, "beta": 1.0}
+    factory = native.ProductFactory(
+        **options, epilogue=None, pack_b=False, vary=False, dtype="float32", deterministic=False, threads=1
+    )
+    bias = bias and (*bias[:-1], columns)
+    b = (columns, depth) if transposed else (depth, columns)
+    kernel = factory([(64, depth), b, *([bias] if bias else [])], [(64, columns)])
+    is_own = isa == "avx512" and not transposed and (depth, columns) == (128, 512) and bias != (64, 512)
+    assert (type(kernel).__name__ == "BlockedMatMul") == is_own
+
+
+@pytest.mark.parametrize(
+    ("rows", "deterministic", "residual"),
+    [(64, False, False), (128, False, False), (129, False, False), (64, True, False), (64, False, True)],
+)
+def test_own_kernel_applies_activations_to_few_rows(isa: str, rows: int, deterministic: bool, residual: bool) -> None:
+    options = {"transpose_a": False, "transpose_b": False, "has_bias": True, "alpha": 1.0, "beta": 1.0}
+    last = native.Epilogue("relu", residual=residual)
+    factory = native.ProductFactory(
+        **options, epilogue=last, pack_b=False, vary=False, dtype="float32", deterministic=deterministic, threads=1
+    )
+    shapes = [(rows, 128), (128, 512), (512,), *([(rows, 512)] if residual else [])]
+    is_own = isa == "avx512" and rows <= 128 and not deterministic and not residual
+    assert (type(factory(shapes, [(rows, 512)])).__name__ == "BlockedMatMul") == is_own
 
 
 @in_one_item()

@@ -1,10 +1,12 @@
-// Matrix products by graphkit's own code: for element types that the library does not support, and for a single column.
+// Matrix products by graphkit's own code: for element types that the library does not support, for a single column, and
+// for computed float32 matrices.
 #include <algorithm>
-#include <cstring>
+#include <numeric>
 #include <type_traits>
 
 #include "kernels/matmul/blocked_product.h"
 #include "kernels/matmul/products.h"
+#include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
 #include "runtime/threads.h"
@@ -14,6 +16,8 @@ namespace {
 
 // Rows of b with at most this many columns stay in a near cache, if they are few.
 constexpr std::int64_t kShallowColumns = 4096;
+// If each thread has at least this many parts, it does not matter that some threads have one more.
+constexpr std::int64_t kManyParts = 8;
 
 struct BlockedOptions {
     bool transpose_a = false;  // swap the last two dimensions of an operand; no effect on vectors
@@ -22,6 +26,7 @@ struct BlockedOptions {
     double alpha = 1;  // result = alpha * a b + beta * bias
     double beta = 1;
     ElementType type = ElementType::f32;
+    std::optional<Activation> activation;  // of float32 results
 };
 
 // One operand of the product: its batch shape, and the strides of its matrices in elements.
@@ -39,6 +44,13 @@ BlockedOperand blocked_operand(const Dims& shape, bool transposed, bool vector_i
     const std::int64_t n = shape[shape.size() - 1];
     Dims batch(shape.begin(), shape.end() - 2);
     return transposed ? BlockedOperand{batch, n, m, 1, n} : BlockedOperand{batch, m, n, n, 1};
+}
+
+template <typename T>
+void add_row(T* __restrict y, const T* __restrict x, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) {
+        y[i] += x[i];
+    }
 }
 
 // y = alpha * a b + beta * bias, like MatMul: float32, float64, and integers of 32 and 64 bits, which wrap around.
@@ -90,6 +102,7 @@ class BlockedMatMul final : public Kernel {
     std::int64_t part_rows_ = 1, part_columns_ = 1;
     std::int64_t row_parts_ = 0, column_parts_ = 0;
     std::size_t part_scratch_ = 0;
+    std::unique_ptr<Kernel> activation_;  // a pass over the result
 };
 
 BlockedMatMul::BlockedMatMul(const Dims& a, const Dims& b, const BlockedOptions& options, int threads)
@@ -105,6 +118,9 @@ BlockedMatMul::BlockedMatMul(const Dims& a, const Dims& b, const BlockedOptions&
     const bool is_float = type_ == ElementType::f32 || type_ == ElementType::f64;
     const bool is_integer = type_ == ElementType::i32 || type_ == ElementType::i64 || type_ == ElementType::u32 ||
                             type_ == ElementType::u64;
+    if (options.activation && type_ != ElementType::f32) {
+        throw Unsupported(describe() + ": an activation of this type");
+    }
     if (!is_float && (!is_integer || alpha_ != 1 || beta_ != 1)) {
         throw Unsupported(describe() + ": no product of this type");
     }
@@ -137,6 +153,12 @@ BlockedMatMul::BlockedMatMul(const Dims& a, const Dims& b, const BlockedOptions&
     join_batch(batch);
     take_bias(options);
     cut();
+    if (options.activation && count(y) != 0) {
+        Epilogue last;
+        last.activation = options.activation;
+        activation_ =
+            std::make_unique<Pointwise>(last.pass({matrices_ * rows_, columns_, 1}, type_, type_), this->threads());
+    }
 }
 
 void BlockedMatMul::join_batch(const Dims& batch) {
@@ -219,17 +241,20 @@ void BlockedMatMul::cut() {
         part_columns_ = together * functions.panel;
         const std::int64_t room = dots_of_a() || dots_of_b() ? 0 : functions.scratch(part_columns_, depth_);
         part_scratch_ = aligned(static_cast<std::size_t>(room) * sizeof(T));
-        // If the parts of columns are fewer than the threads, rows are divided as well, into whole tiles.
+        // If the threads cannot share the parts of columns equally, rows are divided as well, into whole tiles.
         const std::int64_t others = std::max<std::int64_t>(matrices_ * column_parts_, 1);
-        const std::int64_t wanted = (threads() + others - 1) / others;
+        const std::int64_t team = std::max(threads(), 1);
+        const std::int64_t wanted = others < kManyParts * team ? team / std::gcd(team, others) : 1;
         const std::int64_t tiles = (rows_ + functions.rows - 1) / functions.rows;
         part_rows_ = std::max<std::int64_t>((tiles + wanted - 1) / wanted, 1) * functions.rows;
         row_parts_ = (rows_ + part_rows_ - 1) / part_rows_;
     });
 }
 
+// The memory of the parts is no longer used when the activation is applied.
 std::size_t BlockedMatMul::scratch_bytes() const {
-    return static_cast<std::size_t>(chunks()) * part_scratch_;
+    const std::size_t parts = static_cast<std::size_t>(chunks()) * part_scratch_;
+    return activation_ == nullptr ? parts : std::max(parts, activation_->scratch_bytes());
 }
 
 BlockedMatMul::Part BlockedMatMul::part(std::int64_t number) const {
@@ -254,8 +279,9 @@ void BlockedMatMul::multiply(const ProductFunctions<T>& functions, const Part& p
     } else if (dots_of_b()) {
         functions.dots({b, b_.column_step, a, y, p.columns, depth_});
     } else {
+        static_assert(sizeof(T) == 4 || sizeof(T) == 8);
         functions.multiply({a, a_.row_step, a_.column_step, b, b_.row_step, b_.column_step, y, columns_, p.rows,
-                            p.columns, depth_, scratch});
+                            p.columns, depth_, scratch, transpose_table().tile[sizeof(T) == 4 ? 2 : 3]});
     }
 }
 
@@ -275,6 +301,10 @@ void BlockedMatMul::finish(const Part& p, const T* bias, T* y) const {
         }
         if (bias != nullptr) {
             const T* from = bias + (p.row + r) * bias_row_ + p.column * bias_column_;
+            if (beta_ == 1 && bias_column_ == 1) {
+                add_row(row, from, p.columns);
+                continue;
+            }
             for (std::int64_t c = 0; c < p.columns; ++c) {
                 row[c] += beta * from[c * bias_column_];
             }
@@ -309,28 +339,41 @@ void BlockedMatMul::run(const void* const* inputs, void* const* outputs, std::by
         run_as(functions, static_cast<const T*>(inputs[0]), static_cast<const T*>(inputs[1]),
                static_cast<const T*>(bias), static_cast<T*>(outputs[0]), scratch);
     });
+    if (activation_ != nullptr) {
+        const void* const operands[] = {outputs[0], nullptr, nullptr};
+        activation_->run(operands, outputs, scratch);
+    }
 }
 
 }  // namespace
 
 std::unique_ptr<Kernel> blocked_product(const Dims& a, const Dims& b, const ProductOptions& options, int threads) {
     const auto& [transpose_a, transpose_b, bias, alpha, beta, type, epilogue, pack_b, deterministic] = options;
-    return std::make_unique<BlockedMatMul>(a, b, BlockedOptions{transpose_a, transpose_b, bias, alpha, beta, type},
-                                           threads);
+    return std::make_unique<BlockedMatMul>(
+        a, b, BlockedOptions{transpose_a, transpose_b, bias, alpha, beta, type, epilogue.activation}, threads);
+}
+
+// Throws Unsupported for an epilogue with a residual or a factor.
+static std::optional<Activation> activation_alone(const Epilogue& last) {
+    if (last.residual != 0 || last.alpha != 1 || last.bias) {
+        throw Unsupported("BlockedMatMul: an epilogue with more than an activation");
+    }
+    return last.activation;
 }
 
 static const RecipeKind blocked_mat_mul_recipe(
-    "BlockedMatMul",
-    +[](BlockedMatMul* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
-        const std::optional<Dims>& bias, double alpha, double beta, const std::string& dtype, int threads) {
-        new (self) BlockedMatMul(a, b, {transpose_a, transpose_b, bias, alpha, beta, element_type(dtype)}, threads);
+    "BlockedMatMul", +[](BlockedMatMul* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
+                         const std::optional<Dims>& bias, double alpha, double beta, const Epilogue& last,
+                         const std::string& dtype, int threads) {
+        new (self) BlockedMatMul(
+            a, b, {transpose_a, transpose_b, bias, alpha, beta, element_type(dtype), activation_alone(last)}, threads);
     });
 
-GRAPHKIT_BINDINGS(blocked_product) {
+GRAPHKIT_BINDINGS(blocked_product, "epilogue") {
     nb::class_<BlockedMatMul, Kernel>(m, "BlockedMatMul")
         .def("__init__", blocked_mat_mul_recipe.init(), "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false,
-             "transpose_b"_a = false, "bias"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 1.0, "dtype"_a = "float32",
-             "threads"_a = 0);
+             "transpose_b"_a = false, "bias"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 1.0, "epilogue"_a = Epilogue{},
+             "dtype"_a = "float32", "threads"_a = 0);
 }
 
 }  // namespace graphkit

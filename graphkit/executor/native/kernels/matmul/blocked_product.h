@@ -1,6 +1,7 @@
 // Products of blocks of matrices by graphkit's own code.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "runtime/isa.h"
@@ -22,6 +23,9 @@ struct ProductBlock {
     std::int64_t y_row;
     std::int64_t rows, columns, depth;
     T* scratch;
+    // Transposes elements of this size, like TransposeTable::Tile.
+    void (*transpose)(const std::byte* source, std::byte* target, std::int64_t source_stride,
+                      std::int64_t target_stride, std::int64_t rows, std::int64_t columns, bool stream);
 };
 
 // The product of a matrix a with a vector x.

@@ -1,7 +1,9 @@
 // Products of blocks of matrices.
 //
 // A tile of results stays in registers while a part of the depth is processed. Columns of b are copied into panels as
-// wide as a tile, so that all rows read them from the first-level cache.
+// wide as a tile. The first tile of rows reads b in place and copies it on the way, so that the copy costs no time of
+// its own. Few rows are multiplied panel by panel, which stays in the first-level cache. Many rows are multiplied tile
+// by tile: then the rows of a stay there.
 #include "kernels/matmul/blocked_product.h"
 
 #include <algorithm>
@@ -24,6 +26,8 @@ constexpr int kRowVectors = 12;
 constexpr int kDotVectors = 4;
 // Number of products in a chain of sums. A panel with this depth fits into the first-level cache.
 constexpr std::int64_t kDepth = 256;
+// With at most this many rows, each panel stays in the first-level cache until all rows are multiplied by it.
+constexpr std::int64_t kPanelRows = 128;
 constexpr std::int64_t kPanels = 16;
 // With fewer panels, copying columns of a takes longer than reading them in place.
 constexpr std::int64_t kFewPanels = 2;
@@ -43,18 +47,39 @@ struct Tile {
     std::int64_t y_row;
     std::int64_t columns;
     bool adds;
+    T* panel;  // where a tile that packs copies b to
+    const T* next;  // the rows of b that a tile which does not pack prefetches, one line of each
+    std::int64_t next_step;
 };
 
-template <typename T, int Rows, int Vectors>
+template <typename T, int Rows, int Vectors, bool Packs>
 __attribute__((noinline)) void multiply_tile(const Tile<T>& tile) {
+    constexpr std::int64_t kAhead = 8;  // rows of b that are prefetched
     Vector<T> sums[Rows][Vectors] = {};
     const T* a = tile.a;
     const T* b = tile.b;
+    [[maybe_unused]] T* panel = tile.panel;
+    [[maybe_unused]] const T* next = tile.next;
     const std::int64_t a_row = tile.a_row;
+    for (int r = 0; r < Rows; ++r) {
+        for (int v = 0; v < Vectors; ++v) {
+            __builtin_prefetch(tile.y + r * tile.y_row + v * kLanes<T>, 1);
+        }
+    }
     for (std::int64_t k = 0; k < tile.depth; ++k, a += tile.a_depth, b += tile.b_depth) {
         Vector<T> column[Vectors];
         for (int v = 0; v < Vectors; ++v) {
             column[v] = in_register(load<T>(b + v * kLanes<T>));
+            if constexpr (Packs) {
+                __builtin_prefetch(b + kAhead * tile.b_depth + v * kLanes<T>);
+                store(panel + v * kLanes<T>, column[v]);
+            }
+        }
+        if constexpr (Packs) {
+            panel += kTileColumns<T>;
+        } else {
+            __builtin_prefetch(next, 0, 2);
+            next += tile.next_step;
         }
         for (int r = 0; r < Rows; ++r) {
             const Vector<T> factor = splat(a[r * a_row]);
@@ -78,14 +103,14 @@ __attribute__((noinline)) void multiply_tile(const Tile<T>& tile) {
     }
 }
 
-template <typename T, int Rows>
+template <typename T, int Rows, bool Packs = false>
 inline void multiply_rows(const Tile<T>& tile) {
     if (tile.columns > 2 * kLanes<T>) {
-        multiply_tile<T, Rows, 3>(tile);
+        multiply_tile<T, Rows, 3, Packs>(tile);
     } else if (tile.columns > kLanes<T>) {
-        multiply_tile<T, Rows, 2>(tile);
+        multiply_tile<T, Rows, 2, Packs>(tile);
     } else {
-        multiply_tile<T, Rows, 1>(tile);
+        multiply_tile<T, Rows, 1, Packs>(tile);
     }
 }
 
@@ -116,13 +141,14 @@ inline void multiply_some(Tile<T> tile, std::int64_t rows) {
 
 // Copies `columns` columns of b into a panel, and pads it with zeros.
 template <typename T>
-void copy_panel(const T* b, std::int64_t b_depth, std::int64_t b_column, std::int64_t depth, std::int64_t columns,
-                T* panel) {
+void copy_panel(const ProductBlock<T>& p, const T* b, std::int64_t depth, std::int64_t columns, T* panel) {
     constexpr std::int64_t kWidth = kTileColumns<T>;
-    if (b_column == 1 && columns == kWidth) {
-        for (std::int64_t k = 0; k < depth; ++k, b += b_depth, panel += kWidth) {
-            for (int v = 0; v < kTileVectors; ++v) {
-                store(panel + v * kLanes<T>, load<T>(b + v * kLanes<T>));
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+    if (p.b_column == 1) {
+        for (std::int64_t k = 0; k < depth; ++k, b += p.b_depth, panel += kWidth) {
+            for (std::int64_t c = 0; c < kWidth; c += kLanes<T>) {
+                const std::int64_t left = std::clamp<std::int64_t>(columns - c, 0, kLanes<T>);
+                store(panel + c, left == kLanes<T> ? load<T>(b + c) : load_part<T>(b + c, left, 0));
             }
         }
         return;
@@ -130,9 +156,14 @@ void copy_panel(const T* b, std::int64_t b_depth, std::int64_t b_column, std::in
     if (columns < kWidth) {
         std::fill_n(panel, depth * kWidth, T(0));
     }
+    if (p.b_depth == 1) {
+        p.transpose(reinterpret_cast<const std::byte*>(b), reinterpret_cast<std::byte*>(panel), p.b_column * kSize,
+                    kWidth * kSize, depth, columns, false);
+        return;
+    }
     for (std::int64_t c = 0; c < columns; ++c) {
         for (std::int64_t k = 0; k < depth; ++k) {
-            panel[k * kWidth + c] = b[k * b_depth + c * b_column];
+            panel[k * kWidth + c] = b[k * p.b_depth + c * p.b_column];
         }
     }
 }
@@ -173,51 +204,108 @@ void multiply_row(const T* a, std::int64_t a_depth, const T* b, std::int64_t b_d
     });
 }
 
+// Copies rows of a with any strides into a tile: the rows of each column are contiguous.
+template <typename T>
+void copy_rows(const T* a, std::int64_t a_row, std::int64_t a_depth, std::int64_t rows, std::int64_t depth, T* copied) {
+    for (std::int64_t k = 0; k < depth; ++k, a += a_depth, copied += kTileRows) {
+        if (a_row == 1 && rows == kTileRows) {
+            __builtin_memcpy(copied, a, kTileRows * sizeof(T));
+        } else {
+            for (std::int64_t r = 0; r < rows; ++r) {
+                copied[r] = a[r * a_row];
+            }
+        }
+    }
+}
+
+// A part of the depth of a block of a product.
+template <typename T>
+struct Part {
+    const ProductBlock<T>& p;
+    std::int64_t first, depth;
+    bool copies;  // the rows of a are copied into tiles
+
+    std::int64_t room() const { return std::min(kDepth, p.depth); }
+    // Panels come first, so that each is aligned to vectors.
+    T* panel(std::int64_t column) const { return p.scratch + column * room(); }
+    T* copied(std::int64_t row) const {
+        constexpr std::int64_t kWidth = kTileColumns<T>;
+        return panel((p.columns + kWidth - 1) / kWidth * kWidth) + row * room();
+    }
+    const T* a(std::int64_t row) const { return p.a + row * p.a_row + first * p.a_depth; }
+    const T* b(std::int64_t column) const { return p.b + first * p.b_depth + column * p.b_column; }
+};
+
+// Multiplies the tile of results that begins at `row` and `column`. The rows of a are at `copied` if they are copied.
+template <typename T>
+void multiply_at(const Part<T>& part, std::int64_t row, std::int64_t column, const T* copied) {
+    constexpr std::int64_t kWidth = kTileColumns<T>;
+    const ProductBlock<T>& p = part.p;
+    Tile<T> tile{};
+    tile.a = part.copies ? copied : part.a(row);
+    tile.a_row = part.copies ? 1 : p.a_row;
+    tile.a_depth = part.copies ? kTileRows : p.a_depth;
+    tile.depth = part.depth;
+    tile.y = p.y + row * p.y_row + column;
+    tile.y_row = p.y_row;
+    tile.columns = std::min(kWidth, p.columns - column);
+    tile.adds = part.first > 0;
+    tile.panel = part.panel(column);
+    tile.next = tile.panel;
+    // If only few rows read the panels, they are not copied, except for an incomplete last one.
+    const bool few_rows = p.rows <= kTileRows;
+    const bool whole = p.b_column == 1 && tile.columns % kLanes<T> == 0;
+    if (whole && (row == 0 || few_rows)) {
+        tile.b = part.b(column);
+        tile.b_depth = p.b_depth;
+        if (!few_rows) {
+            return multiply_rows<T, kTileRows, true>(tile);
+        }
+    } else {
+        if (row == 0) {
+            copy_panel(p, part.b(column), part.depth, tile.columns, tile.panel);
+        }
+        tile.b = tile.panel;
+        tile.b_depth = kWidth;
+    }
+    // The tiles behind the first one prefetch what that of the next panel reads: each one line of a row.
+    const std::int64_t line = row / kTileRows - 1;
+    if (p.b_column == 1 && p.rows <= kPanelRows && line >= 0 && line < kTileVectors) {
+        const std::int64_t next = column + kWidth + line * kLanes<T>;
+        if (next < p.columns) {
+            tile.next = part.b(next);
+            tile.next_step = p.b_depth;
+        }
+    }
+    multiply_some(tile, std::min<std::int64_t>(kTileRows, p.rows - row));
+}
+
 // Multiplies a part of the depth, from element `first` on.
 template <typename T>
 void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t depth) {
     constexpr std::int64_t kWidth = kTileColumns<T>;
-    const std::int64_t room = std::min(kDepth, p.depth);
-    T* const copied = p.scratch;
-    T* const panels = copied + kTileRows * room;
-    const T* const b = p.b + first * p.b_depth;
-    if (p.rows == 1 && p.b_column == 1 && p.columns >= kRowVectors * kLanes<T>) {
-        return multiply_row(p.a + first * p.a_depth, p.a_depth, b, p.b_depth, depth, p.y, p.columns, first > 0);
-    }
-    // If only few rows read the panels, they are not copied, except for an incomplete last one.
-    const bool in_place = p.b_column == 1 && p.rows <= kTileRows;
-    for (std::int64_t c = in_place ? p.columns / kWidth * kWidth : 0; c < p.columns; c += kWidth) {
-        copy_panel(b + c * p.b_column, p.b_depth, p.b_column, depth, std::min(kWidth, p.columns - c),
-                   panels + c * room);
-    }
     const bool copies = p.a_depth != 1 && p.columns > kFewPanels * kWidth && p.rows >= kTileRows;
-    for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
-        const std::int64_t rows = std::min<std::int64_t>(kTileRows, p.rows - row);
-        const T* a = p.a + row * p.a_row + first * p.a_depth;
+    const Part<T> part{p, first, depth, copies};
+    const auto copy = [&](std::int64_t row, T* copied) {
         if (copies) {
-            for (std::int64_t k = 0; k < depth; ++k) {
-                for (std::int64_t r = 0; r < rows; ++r) {
-                    copied[k * kTileRows + r] = a[r * p.a_row + k * p.a_depth];
-                }
+            copy_rows(part.a(row), p.a_row, p.a_depth, std::min<std::int64_t>(kTileRows, p.rows - row), depth, copied);
+        }
+    };
+    if (p.rows <= kPanelRows) {
+        for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
+            copy(row, part.copied(row));
+        }
+        for (std::int64_t column = 0; column < p.columns; column += kWidth) {
+            for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
+                multiply_at(part, row, column, part.copied(row));
             }
         }
-        Tile<T> tile{copies ? copied : a,
-                     copies ? 1 : p.a_row,
-                     copies ? kTileRows : p.a_depth,
-                     nullptr,
-                     0,
-                     depth,
-                     nullptr,
-                     p.y_row,
-                     0,
-                     first > 0};
-        for (std::int64_t c = 0; c < p.columns; c += kWidth) {
-            tile.columns = std::min(kWidth, p.columns - c);
-            const bool here = in_place && tile.columns == kWidth;
-            tile.b = here ? b + c : panels + c * room;
-            tile.b_depth = here ? p.b_depth : kWidth;
-            tile.y = p.y + row * p.y_row + c;
-            multiply_some(tile, rows);
+        return;
+    }
+    for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
+        copy(row, part.copied(0));
+        for (std::int64_t column = 0; column < p.columns; column += kWidth) {
+            multiply_at(part, row, column, part.copied(0));
         }
     }
 }
@@ -254,8 +342,15 @@ void multiply(const ProductBlock<T>& p) {
                 return multiply_shallow<T, 4>(p);
         }
     }
+    const bool by_rows = p.rows == 1 && p.b_column == 1 && p.columns >= kRowVectors * kLanes<T>;
     for (std::int64_t first = 0; first < p.depth; first += kDepth) {
-        multiply_part(p, first, std::min(kDepth, p.depth - first));
+        const std::int64_t depth = std::min(kDepth, p.depth - first);
+        if (by_rows) {
+            multiply_row(p.a + first * p.a_depth, p.a_depth, p.b + first * p.b_depth, p.b_depth, depth, p.y, p.columns,
+                         first > 0);
+        } else {
+            multiply_part(p, first, depth);
+        }
     }
 }
 
@@ -328,7 +423,7 @@ void dots(const ProductDots<T>& p) {
 template <typename T>
 std::int64_t scratch(std::int64_t columns, std::int64_t depth) {
     const std::int64_t panels = (columns + kTileColumns<T> - 1) / kTileColumns<T>;
-    return (kTileRows + panels * kTileColumns<T>)*std::min(kDepth, depth);
+    return (kPanelRows + panels * kTileColumns<T>)*std::min(kDepth, depth);
 }
 
 template <typename T>

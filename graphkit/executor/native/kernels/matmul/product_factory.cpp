@@ -26,6 +26,12 @@ constexpr std::int64_t kManyColumns = 256;
 constexpr std::int64_t kCachedElements = 3 << 18;
 // Rows and columns from which a product of a small depth mostly writes its result.
 constexpr std::int64_t kWideResult = 64;
+// Columns and depth from which graphkit's kernel multiplies computed matrices faster than the library: see
+// bench/results/2026-11-training.md.
+constexpr std::int64_t kBlockColumns = 512;
+constexpr std::int64_t kBlockDepth = 128;
+// Rows up to which this also holds for a product with an activation.
+constexpr std::int64_t kActivatedRows = 128;
 // numpy multiplies one row of float64 by a matrix of at least this many elements faster than graphkit.
 constexpr std::int64_t kLargeMatrix = 1 << 17;
 
@@ -48,6 +54,9 @@ class ProductFactory final : public KernelFactory {
             return is_long ? nullptr : blocked_product(a, b, with_bias(inputs), threads_);
         }
         if (suits_dots(a, b) || is_shallow(a, b) || is_row_by_rows(a, b)) {
+            return blocked_product(a, b, with_bias(inputs), threads_);
+        }
+        if (suits_blocks(a, b) && has_plain_bias(inputs)) {
             return blocked_product(a, b, with_bias(inputs), threads_);
         }
         const bool packs = packs_b() && b.size() == 2 && count(b) != 0;
@@ -112,6 +121,23 @@ class ProductFactory final : public KernelFactory {
         }
         const std::int64_t rows = a[a.size() - (options_.transpose_a ? 1 : 2)];
         return b[b.size() - 2] <= kShallowDepth && rows >= kWideResult && b.back() >= kWideResult;
+    }
+
+    // Whether graphkit's kernel multiplies two computed matrices faster than the library, measured with AVX-512. The
+    // library applies activations to many rows faster. Deterministic results must not depend on the number of rows:
+    // ranks that train together must compute the same bits as one process.
+    bool suits_blocks(const Dims& a, const Dims& b) const {
+        const bool applies = options_.type == ElementType::f32 && options_.epilogue.residual == 0 && !options_.pack_b &&
+                             !options_.transpose_a && !options_.transpose_b && isa() == Isa::avx512;
+        if (!applies || a.size() < 2 || b.size() != 2 || b[0] < kBlockDepth || b[1] < kBlockColumns) {
+            return false;
+        }
+        return !fused_ || (!options_.deterministic && count(Dims(a.begin(), a.end() - 1)) <= kActivatedRows);
+    }
+
+    // Whether there is no bias, or one that is added to each row.
+    bool has_plain_bias(const Shapes& inputs) const {
+        return !has_bias_ || (options_.beta == 1 && present(inputs, 2).size() == 1);
     }
 
     // On one thread, the library's kernel is faster for many rows. But it divides a product into larger parts,

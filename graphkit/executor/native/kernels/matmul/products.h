@@ -25,7 +25,8 @@ struct ProductOptions {
 // By the library, in f32 or bf16.
 std::unique_ptr<Kernel> library_product(const Dims& a, const Dims& b, const ProductOptions& options, int threads);
 
-// By graphkit's own code, in f32, f64, or integers of at least 32 bits. There is no epilogue.
+// By graphkit's own code, in f32, f64, or integers of at least 32 bits. It applies only the
+// activation of the epilogue, to f32.
 std::unique_ptr<Kernel> blocked_product(const Dims& a, const Dims& b, const ProductOptions& options, int threads);
 
 // float32 products with a constant matrix b, [K, N], or [N, K] if `transposed`. `suits_packed`: whether a has too few
