@@ -487,8 +487,11 @@ class Model:
                 hashing.load_extension = load_native
                 serialize.save(path, self.graph, params, self.meta, **options)
             case ".onnx":
+                from graphkit.executor.devices.loading import load_native
+                from graphkit.ir import hashing
                 from graphkit.onnx_io import exporter
 
+                hashing.load_extension = load_native
                 exporter.save(self.graph, params, path, name=self.name, meta=self.meta, **options)
             case ".gkp":
                 from graphkit.executor.run.saved_program import save_program

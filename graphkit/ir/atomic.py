@@ -9,6 +9,7 @@ behind by a process that was killed; the next process that writes in the same fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -32,6 +33,11 @@ _STALE_SECONDS = 3600.0
 # fragmented: ext4 then writes 0.5 to 1 GB/s in place of 3. Pieces above the size of the buffer are not copied to it.
 _BUFFER, _PIECE = 1 << 16, 1 << 17
 
+# Bytes after which the system starts to write them to the disk, while this process produces the next ones.
+# Otherwise, Linux starts when the file is complete, and `fsync` waits for all of it.
+_EARLY = 1 << 23
+_SYNC_FILE_RANGE_WRITE = 2  # of Linux: start, and do not wait
+
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
@@ -49,15 +55,27 @@ class PendingFile:
         # Stays open until `commit`: its lock tells other processes that the file is in use.
         self._file = os.fdopen(descriptor, "wb", buffering=_BUFFER)
         self._committed = False
+        self._written = self._started = 0  # bytes: passed to `write`, and those that go to the disk already
 
     def write(self, data: Any) -> None:
         view = memoryview(data)
         if view.nbytes <= _PIECE:
             self._file.write(data)
+            self._count(view.nbytes)
             return
         view = view.cast("B")
         for start in range(0, view.nbytes, _PIECE):
-            self._file.write(view[start : start + _PIECE])
+            piece = view[start : start + _PIECE]
+            self._file.write(piece)
+            self._count(piece.nbytes)
+
+    def _count(self, size: int) -> None:
+        """Count `size` bytes as written; from time to time, start to write them to the disk."""
+        self._written += size
+        if self._written - self._started >= _EARLY:
+            self._file.flush()
+            _start_writeback(self._file.fileno(), self._started, self._written - self._started)
+            self._started = self._written
 
     def finish(self) -> None:
         """Write all data to the disk. After this, only the rename can fail."""
@@ -145,6 +163,27 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _start_writeback(descriptor: int, offset: int, size: int) -> None:
+    """Let the system write a part of a file to the disk, without waiting for it. `fsync` is still necessary."""
+    start = _sync_file_range()
+    if start is not None:
+        # Errors are ignored: not all file systems can do this, and `fsync` reports errors of the disk.
+        start(descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """Return the function of the C library, which releases Python's global lock; None where it is missing."""
+    if os.name != "posix":
+        return None
+    import ctypes  # here, because small files do not need it
+
+    found = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return found
 
 
 def _temporary(name: str) -> str:

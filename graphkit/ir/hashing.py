@@ -102,13 +102,6 @@ def _new(name: str, size: int) -> Hash:
     return _Blake2b8() if native is None else _Native(native)
 
 
-def sha256_of(
-    chunks: Iterable[bytes | memoryview], consume: Callable[[bytes | memoryview], object] | None = None
-) -> str:
-    """Return the SHA-256 of all chunks; see `hash_of`."""
-    return hash_of(SHA256, chunks, consume)
-
-
 def hash_of(
     name: str,
     chunks: Iterable[bytes | memoryview],

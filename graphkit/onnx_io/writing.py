@@ -18,7 +18,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import PendingFile, write_whole, writing_of
-from graphkit.ir.hashing import sha256_of
+from graphkit.ir.hashing import BLAKE2B8, hash_of
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import dtype_of
 from graphkit.named_tuples import NamedTuple
@@ -185,7 +185,7 @@ def _write_data(model: UnwrittenModel, path: Path) -> list[Path]:
         model.refer_to("")
         return []
     with writing_of(path.parent / f"{path.stem}.data"), PendingFile(path.parent, f"{path.stem}.data") as file:
-        digest = sha256_of(model.data_file(), file.write)
+        digest = hash_of(BLAKE2B8, model.data_file(), file.write, model.data_bytes)
         target = path.parent / f"{path.stem}-{digest[:16]}.data"
         file.commit(target)
     model.refer_to(target.name)

@@ -143,3 +143,23 @@ def test_content_of_any_size_is_written(tmp_path, size):
     chunks = [b"head", numbers.data, numbers.tobytes(), memoryview(b"tail")]
     write_whole(tmp_path / "file", chunks)
     assert (tmp_path / "file").read_bytes() == b"".join(map(bytes, chunks))
+
+
+def test_writing_to_disk_starts_early(tmp_path, monkeypatch):
+    started = []
+
+    def start(descriptor, offset, size, flags):
+        assert os.fstat(descriptor).st_size == offset + size  # nothing is left in a buffer of this process
+        started.append((offset, size, flags))
+        return -1  # as on a file system that cannot do it
+
+    monkeypatch.setattr(atomic, "_sync_file_range", lambda: start)
+    piece = atomic._PIECE
+    monkeypatch.setattr(atomic, "_EARLY", 2 * piece)
+    content = np.random.default_rng(0).bytes(5 * piece + 3)
+    write_whole(tmp_path / "file", [content[:10], content[10:]])
+    assert (tmp_path / "file").read_bytes() == content
+    assert started == [(0, 2 * piece + 10, 2), (2 * piece + 10, 2 * piece, 2)]
+    started.clear()
+    write_whole(tmp_path / "small", [content[: 2 * piece - 1]])
+    assert not started

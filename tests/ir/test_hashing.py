@@ -16,7 +16,7 @@ from combinations import in_one_item
 
 from graphkit.executor.devices.extension import import_extension
 from graphkit.ir import hashing
-from graphkit.ir.hashing import BLAKE2B8, hash_of, sha256_of
+from graphkit.ir.hashing import BLAKE2B8, SHA256, hash_of
 
 _LARGE = hashing._INLINE + 1
 
@@ -29,8 +29,8 @@ def test_chunks_of_any_size(sizes: list[int]) -> None:
     rng = np.random.default_rng(0)
     chunks = [rng.bytes(size) for size in sizes]
     consumed: list[bytes | memoryview] = []
-    assert sha256_of(chunks, consumed.append) == sha256_of(map(memoryview, chunks))
-    assert sha256_of(chunks) == hashlib.sha256(b"".join(chunks)).hexdigest()
+    assert hash_of(SHA256, chunks, consumed.append) == hash_of(SHA256, map(memoryview, chunks))
+    assert hash_of(SHA256, chunks) == hashlib.sha256(b"".join(chunks)).hexdigest()
     assert consumed == chunks
 
 
@@ -94,7 +94,7 @@ def test_two_buffers_used_by_turns() -> None:
             buffers[number % 2][:] = block
             yield buffers[number % 2].data
 
-    assert sha256_of(blocks()) == hashlib.sha256(content).hexdigest()
+    assert hash_of(SHA256, blocks()) == hashlib.sha256(content).hexdigest()
 
 
 def test_errors_of_producer_and_consumer_are_raised() -> None:
@@ -103,21 +103,21 @@ def test_errors_of_producer_and_consumer_are_raised() -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        sha256_of(fail())
+        hash_of(SHA256, fail())
 
     def refuse(chunk: object) -> None:
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        sha256_of([bytes(_LARGE)] * 3, refuse)
+        hash_of(SHA256, [bytes(_LARGE)] * 3, refuse)
 
 
 def test_while_the_interpreter_ends() -> None:
     """No thread starts then."""
     code = """
         import atexit
-        from graphkit.ir.hashing import sha256_of
-        atexit.register(lambda: print(sha256_of([bytes(1 << 20), b"end"])))
+        from graphkit.ir.hashing import SHA256, hash_of
+        atexit.register(lambda: print(hash_of(SHA256, [bytes(1 << 20), b"end"])))
     """
     done = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert (done.stderr, done.stdout) == ("", hashlib.sha256(bytes(1 << 20) + b"end").hexdigest() + "\n")

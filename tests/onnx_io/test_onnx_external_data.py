@@ -17,6 +17,7 @@ import graphkit as gk
 from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir import stored
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.hashing import BLAKE2B8, hash_of
 from graphkit.ir.types import TensorType
 from graphkit.onnx_io import exporter, external_data, writing
 from graphkit.onnx_io.compare import OnnxRuntimeModel
@@ -179,6 +180,7 @@ def test_saving_with_external_data(folder, tmp_path):
     data, written = save(folder, path, external=True)
     assert written == path
     assert data.stat().st_size == W.nbytes
+    assert data.name == f"net-{hash_of(BLAKE2B8, [data.read_bytes()])[:16]}.data"
     np.testing.assert_array_equal(import_model(path).params["w"], W)
     x = np.ones((1, 64), np.float32)
     np.testing.assert_allclose(OnnxRuntimeModel(path).run({"x": x})["y"], x @ W, rtol=1e-6)
