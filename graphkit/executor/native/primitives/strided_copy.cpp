@@ -138,7 +138,29 @@ StridedCopy::StridedCopy(const Dims& sizes, const Dims& source_strides, const Di
     if (outer_.size() > kMaxAxes) {
         throw Unsupported("a copy of more than " + std::to_string(kMaxAxes) + " axes");
     }
+    find_copies();
     choose();
+}
+
+// If the slowest axis repeats a contiguous block that consists of several rows, only one of the blocks is copied row by
+// row.
+void StridedCopy::find_copies() {
+    if (outer_.size() < 3 || outer_.front().source != 0 || stream_) {
+        return;
+    }
+    std::int64_t bytes = element_;
+    for (std::size_t i = outer_.size(); i-- > 1;) {
+        if (outer_[i].target != bytes) {
+            return;
+        }
+        bytes *= outer_[i].size;
+    }
+    if (outer_.front().target != bytes) {
+        return;
+    }
+    copies_ = outer_.front().size;
+    block_ = bytes;
+    outer_.erase(outer_.begin());
 }
 
 void StridedCopy::choose() {
@@ -260,6 +282,18 @@ double StridedCopy::nanoseconds(double bytes) const {
 void StridedCopy::run(int threads, const void* source, void* target) const {
     const auto* from = static_cast<const std::byte*>(source) + source_offset_;
     auto* to = static_cast<std::byte*>(target) + target_offset_;
+    run_once(threads, from, to);
+    if (copies_ > 1) {
+        parallel_for(threads, copies_ - 1, nanoseconds(static_cast<double>(block_)),
+                     [&](std::int64_t begin, std::int64_t end) {
+                         for (std::int64_t i = begin; i < end; ++i) {
+                             std::memcpy(to + (i + 1) * block_, to, static_cast<std::size_t>(block_));
+                         }
+                     });
+    }
+}
+
+void StridedCopy::run_once(int threads, const std::byte* from, std::byte* to) const {
     switch (inner_) {
         case Inner::nothing:
             return;
@@ -285,7 +319,7 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     constexpr std::int64_t kAhead = 6;
     const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
     const bool stream_whole = stream_ && lines_stay_whole(target) && bytes % kLine == 0;
-    constexpr std::int64_t kRepeatedRow = 256;
+    constexpr std::int64_t kRepeatedRow = 1024;
     const bool repeats = step.source == 0 && step.target == bytes && bytes < kRepeatedRow;
     if (repeats && step.size <= kFewRepeats && bytes <= kShortRow) {
         return run_repeats(threads, source, target);

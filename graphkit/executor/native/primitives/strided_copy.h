@@ -42,7 +42,9 @@ class StridedCopy {
   private:
     enum class Inner { nothing, rows, fill, tiles, elements };
 
+    void find_copies();
     void choose();
+    void run_once(int threads, const std::byte* source, std::byte* target) const;
     void run_rows(int threads, const std::byte* source, std::byte* target) const;
     void run_repeats(int threads, const std::byte* source, std::byte* target) const;
     void run_tiles(int threads, const std::byte* source, std::byte* target) const;
@@ -51,6 +53,8 @@ class StridedCopy {
     double nanoseconds(double bytes) const;
 
     Inner inner_ = Inner::nothing;
+    std::int64_t copies_ = 1;  // of a contiguous block of the target, which is copied from the source once
+    std::int64_t block_ = 0;   // bytes of the block
     std::vector<CopyAxis> outer_;
     CopyAxis row_{1, 0, 0};      // the inner loop; for tiles, the axis along which the target is contiguous
     CopyAxis column_{1, 0, 0};   // for tiles, the axis along which the source is contiguous
