@@ -199,6 +199,16 @@ void StridedCopy::choose() {
         column_ = *column;
         outer_.erase(column);
     }
+    if (inner_ == Inner::tiles && narrow()) {
+        // The source is read in its order: each step writes several rows of the target anyway.
+        std::stable_sort(outer_.begin(), outer_.end(),
+                         [](const CopyAxis& a, const CopyAxis& b) { return a.source > b.source; });
+    }
+}
+
+// Whether the source has contiguous rows of a few elements: the tile function reads any number of them at a time.
+bool StridedCopy::narrow() const {
+    return column_.size <= kNarrow && row_.source == column_.size * element_;
 }
 
 // Whether every step of the outer loops begins at a boundary of cache lines.
@@ -385,8 +395,7 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
 void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
     const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
     const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
-    // The source has contiguous rows of a few elements: the tile function reads any number of them at a time.
-    const bool narrow = column_.size <= kNarrow && row_.source == column_.size * element_;
+    const bool narrow = this->narrow();
     const bool buffered = stream_ && !direct && !narrow && row_.size * element_ >= 8 * kLine;
     // Blocks contain whole rows of the source or, if these are long, long parts of a few rows, for the hardware
     // prefetchers. Blocks that go through a buffer also have long rows in the target, because only whole cache lines

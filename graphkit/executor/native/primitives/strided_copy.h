@@ -44,6 +44,7 @@ class StridedCopy {
 
     void find_copies();
     void choose();
+    bool narrow() const;
     void run_once(int threads, const std::byte* source, std::byte* target) const;
     void run_rows(int threads, const std::byte* source, std::byte* target) const;
     void run_repeats(int threads, const std::byte* source, std::byte* target) const;
