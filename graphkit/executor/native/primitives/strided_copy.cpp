@@ -142,25 +142,28 @@ StridedCopy::StridedCopy(const Dims& sizes, const Dims& source_strides, const Di
     choose();
 }
 
-// If the slowest axis repeats a contiguous block that consists of several rows, only one of the blocks is copied row by
-// row.
+// If an axis repeats a contiguous block that consists of several rows, only one of the blocks is copied row by row.
 void StridedCopy::find_copies() {
-    if (outer_.size() < 3 || outer_.front().source != 0 || stream_) {
+    constexpr std::int64_t kCachedBytes = std::int64_t{1} << 20;  // of all blocks that are copied again
+    if (stream_) {
         return;
     }
-    std::int64_t bytes = element_;
-    for (std::size_t i = outer_.size(); i-- > 1;) {
-        if (outer_[i].target != bytes) {
+    std::vector<std::int64_t> inside(outer_.size() + 1, element_);  // contiguous bytes of an axis; 0: not contiguous
+    for (std::size_t i = outer_.size(); i-- > 0;) {
+        inside[i] = outer_[i].target == inside[i + 1] ? inside[i + 1] * outer_[i].size : 0;
+    }
+    std::int64_t blocks = 1;
+    for (std::size_t i = 0; i + 2 < outer_.size(); blocks *= outer_[i++].size) {
+        if (outer_[i].source == 0 && inside[i] != 0 && (i == 0 || blocks * inside[i + 1] <= kCachedBytes)) {
+            block_ = inside[i + 1];
+            for (std::size_t axis = 0; axis < i; ++axis) {
+                copied_.push_back({outer_[axis].size, outer_[axis].target, outer_[axis].target});
+            }
+            copied_.push_back({outer_[i].size - 1, 0, block_});
+            outer_.erase(outer_.begin() + static_cast<std::ptrdiff_t>(i));
             return;
         }
-        bytes *= outer_[i].size;
     }
-    if (outer_.front().target != bytes) {
-        return;
-    }
-    copies_ = outer_.front().size;
-    block_ = bytes;
-    outer_.erase(outer_.begin());
 }
 
 void StridedCopy::choose() {
@@ -293,14 +296,17 @@ void StridedCopy::run(int threads, const void* source, void* target) const {
     const auto* from = static_cast<const std::byte*>(source) + source_offset_;
     auto* to = static_cast<std::byte*>(target) + target_offset_;
     run_once(threads, from, to);
-    if (copies_ > 1) {
-        parallel_for(threads, copies_ - 1, nanoseconds(static_cast<double>(block_)),
-                     [&](std::int64_t begin, std::int64_t end) {
-                         for (std::int64_t i = begin; i < end; ++i) {
-                             std::memcpy(to + (i + 1) * block_, to, static_cast<std::size_t>(block_));
-                         }
-                     });
+    if (copied_.empty()) {
+        return;
     }
+    const double cost = nanoseconds(static_cast<double>(block_));
+    parallel_for(threads, product(copied_), cost, [&](std::int64_t begin, std::int64_t end) {
+        for_runs(copied_, begin, end, [&](std::int64_t block, std::int64_t copy, std::int64_t copies) {
+            for (std::int64_t i = 1; i <= copies; ++i) {
+                std::memcpy(to + copy + i * block_, to + block, static_cast<std::size_t>(block_));
+            }
+        });
+    });
 }
 
 void StridedCopy::run_once(int threads, const std::byte* from, std::byte* to) const {

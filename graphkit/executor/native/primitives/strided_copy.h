@@ -54,8 +54,10 @@ class StridedCopy {
     double nanoseconds(double bytes) const;
 
     Inner inner_ = Inner::nothing;
-    std::int64_t copies_ = 1;  // of a contiguous block of the target, which is copied from the source once
-    std::int64_t block_ = 0;   // bytes of the block
+    // Contiguous blocks of the target that are copied from other blocks of the target: the axes outside of them, then
+    // the number of copies of each block. Both offsets of an axis are in the target.
+    std::vector<CopyAxis> copied_;
+    std::int64_t block_ = 0;  // bytes of a block
     std::vector<CopyAxis> outer_;
     CopyAxis row_{1, 0, 0};      // the inner loop; for tiles, the axis along which the target is contiguous
     CopyAxis column_{1, 0, 0};   // for tiles, the axis along which the source is contiguous

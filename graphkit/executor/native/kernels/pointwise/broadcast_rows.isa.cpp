@@ -194,6 +194,15 @@ void ternary_rows(std::byte* y, const RowOperand* x, std::int64_t rows, std::int
     }
 }
 
+// A comparison of bytes that returns 0 or 1.
+template <typename F>
+struct TruthOf {
+    template <typename T>
+    static inline Vector<T> apply(Vector<T> a, Vector<T> b) {
+        return bit_cast<Vector<T>>(F::template apply<T>(a, b)) & T{1};
+    }
+};
+
 struct TableBuilder {
     BroadcastRowsTable table{};
 
@@ -214,6 +223,16 @@ struct TableBuilder {
         at(Opcode::bit_and, type) = &binary_rows<functions::BitAnd, T>;
         at(Opcode::bit_or, type) = &binary_rows<functions::BitOr, T>;
         at(Opcode::bit_xor, type) = &binary_rows<functions::BitXor, T>;
+    }
+
+    // For bytes only: rows of operands and results have equally large elements.
+    template <typename T>
+    constexpr void comparisons(ElementType type) {
+        static_assert(sizeof(T) == 1);
+        at(Opcode::equal, type) = &binary_rows<TruthOf<functions::Equal>, T>;
+        at(Opcode::not_equal, type) = &binary_rows<TruthOf<functions::NotEqual>, T>;
+        at(Opcode::less, type) = &binary_rows<TruthOf<functions::Less>, T>;
+        at(Opcode::less_equal, type) = &binary_rows<TruthOf<functions::LessEqual>, T>;
     }
 
     template <typename T>
@@ -250,6 +269,9 @@ constexpr BroadcastRowsTable make_table() {
     builder.integers<std::int32_t>(ElementType::i32, ElementType::u32);
     builder.integers<std::int64_t>(ElementType::i64, ElementType::u64);
     builder.bits<std::uint8_t>(ElementType::boolean);
+    builder.comparisons<std::int8_t>(ElementType::i8);
+    builder.comparisons<std::uint8_t>(ElementType::u8);
+    builder.comparisons<std::uint8_t>(ElementType::boolean);
     return builder.table;
 }
 

@@ -162,10 +162,11 @@ void integer_powers(std::byte* y, const BlockOperand* x, std::int64_t count) {
         }
         auto squares = bit_cast<Vector<U>>(bases);
         Vector<U> result = splat(U{1});
-        for (; bits != 0; bits >>= 1) {
+        while (bits != 0) {
             result = (rest & U{1}) != U{0} ? result * squares : result;
-            squares *= squares;
+            bits >>= 1;
             rest >>= 1;
+            squares = bits != 0 ? squares * squares : squares;
         }
         store(out + i, bit_cast<Vector<T>>(result));
     }
