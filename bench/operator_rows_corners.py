@@ -247,11 +247,13 @@ corner("GRU_3", "GRU", [normal(101, 3, 7), *held(small(1, 33, 7), small(1, 33, 1
 corner("MatMulInteger_3_rows", "MatMulInteger",
        [integers(255, 3, 997, dtype="uint8"), *held(integers(99, 997, 1009, dtype="int8"))],
        [integers(255, 2, 5, dtype="uint8"), *held(integers(99, 5, 3, dtype="int8"))])  # fmt: skip
-corner("MatMulInteger_free", "MatMulInteger", [integers(255, 3, 509, dtype="uint8"), integers(99, 509, 521, dtype="uint8")],
+corner("MatMulInteger_free", "MatMulInteger",
+       [integers(255, 3, 509, dtype="uint8"), integers(99, 509, 521, dtype="uint8")],
        [integers(255, 2, 5, dtype="uint8"), integers(99, 5, 3, dtype="uint8")])  # fmt: skip
 corner("MaxPool_f64", "MaxPool", [normal(3, 31, 101, 103, dtype="float64")], [normal(1, 1, 3, 3, dtype="float64")],
        kernel_shape=[3, 3], strides=[2, 2])  # fmt: skip
-corner("MaxPool_u8", "MaxPool", [integers(99, 3, 31, 101, 103, dtype="uint8")], [integers(99, 1, 1, 3, 3, dtype="uint8")],
+corner("MaxPool_u8", "MaxPool",
+       [integers(99, 3, 31, 101, 103, dtype="uint8")], [integers(99, 1, 1, 3, 3, dtype="uint8")],
        kernel_shape=[3, 3])  # fmt: skip
 _S = [given(np.linspace(0.01, 0.05, 997), "float32"), given(np.zeros(997), "int8")]
 _S5 = [given([0.1, 0.2], "float32"), given([0, 0], "int8")]
