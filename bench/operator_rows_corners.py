@@ -29,6 +29,12 @@ for _name in ["Add", "Mul", "Div", "Max", "Pow", "Greater"]:
     corner(f"{_name}_3_rows", _name, [positive(*P3), positive(3, 1)], [positive(2, 5), positive(2, 1)])
 corner("Add_scalar", "Add", [normal(*P2), normal(1)], [normal(*TINY), normal(1)])
 corner("Mul_inner", "Mul", [normal(101, 103, 107), normal(101, 1, 107)], [normal(2, 2, 3), normal(2, 1, 3)])
+corner("Equal_outer_u8", "Equal", [integers(99, 997, 1, dtype="uint8"), integers(99, 1, 1009, dtype="uint8")],
+       [integers(9, 2, 1, dtype="uint8"), integers(9, 1, 5, dtype="uint8")])  # fmt: skip
+corner("Pow_i32_2", "Pow", [integers(99, *P2, dtype="int32"), given(2, "int32")],
+       [integers(9, *TINY, dtype="int32"), given(2, "int32")])  # fmt: skip
+corner("Div_i32_row", "Div", [integers(99999, *P2, dtype="int32"), Operand("divisors", (1009,), "int32", 99)],
+       [integers(9, 2, 5, dtype="int32"), Operand("divisors", (5,), "int32", 9)])  # fmt: skip
 corner("Mul_channels", "Mul", [normal(*WIDE), normal(1, 2000, 1, 1)], [normal(1, 2, 2, 2), normal(1, 2, 1, 1)])
 corner("Where_rows", "Where", [truths(3, 1), normal(*P3), normal(*P3)], [truths(10), normal(10), normal(10)])
 corner("Where_scalar", "Where", [truths(*P2), normal(1), normal(*P2)], [truths(10), normal(1), normal(10)])
@@ -36,7 +42,8 @@ corner("PRelu_channels", "PRelu", [normal(*WIDE), normal(2000, 1, 1)], [normal(1
 for _name, _from, _to in (
     ("f16_f32", normal(*P2, dtype="float16"), 1), ("i64_f32", integers(9, *P2), 1),
     ("i32_i64", integers(9, *P2, dtype="int32"), 7), ("u8_f32", integers(9, *P2, dtype="uint8"), 1),
-    ("bool_f32", truths(*P2), 1), ("i64_i32", integers(9, *P2), 6),
+    ("bool_f32", truths(*P2), 1), ("i64_i32", integers(9, *P2), 6), ("i32_u8", integers(9, *P2, dtype="int32"), 2),
+    ("i16_i64", integers(9, *P2, dtype="int16"), 7),
 ):  # fmt: skip
     corner(f"Cast_{_name}", "Cast", [_from], [Operand(_from.kind, TINY, _from.dtype, _from.high)], to=_to)
 
@@ -246,6 +253,14 @@ corner("GRU_3", "GRU", [normal(101, 3, 7), *held(small(1, 33, 7), small(1, 33, 1
 corner("MatMulInteger_3_rows", "MatMulInteger",
        [integers(255, 3, 997, dtype="uint8"), *held(integers(99, 997, 1009, dtype="int8"))],
        [integers(255, 2, 5, dtype="uint8"), *held(integers(99, 5, 3, dtype="int8"))])  # fmt: skip
+corner("MatMulInteger_free", "MatMulInteger",
+       [integers(255, 3, 509, dtype="uint8"), integers(99, 509, 521, dtype="uint8")],
+       [integers(255, 2, 5, dtype="uint8"), integers(99, 5, 3, dtype="uint8")])  # fmt: skip
+corner("MaxPool_f64", "MaxPool", [normal(3, 31, 101, 103, dtype="float64")], [normal(1, 1, 3, 3, dtype="float64")],
+       kernel_shape=[3, 3], strides=[2, 2])  # fmt: skip
+corner("MaxPool_u8", "MaxPool",
+       [integers(99, 3, 31, 101, 103, dtype="uint8")], [integers(99, 1, 1, 3, 3, dtype="uint8")],
+       kernel_shape=[3, 3])  # fmt: skip
 _S = [given(np.linspace(0.01, 0.05, 997), "float32"), given(np.zeros(997), "int8")]
 _S5 = [given([0.1, 0.2], "float32"), given([0, 0], "int8")]
 corner("QuantizeLinear_rows", "QuantizeLinear", [normal(*P2), *_S], [normal(2, 5), *_S5], axis=0)

@@ -151,7 +151,7 @@ def _reciprocal(code: Instructions, op: Op, x: Term) -> Term:
 def _pow(code: Instructions, op: Op, a: Term, b: Term) -> Term | None:
     """Compute in the type to which numpy promotes both operands.
 
-    Integers are computed with 64 bits: overflow wraps around, so the lower bits are the same.
+    Integers are computed in the type of `a`, or with 64 bits: overflow wraps around, so the lower bits are the same.
     """
     if a.dtype in HALVES or b.dtype in HALVES:
         # float16 and bfloat16 operands count as float32, whatever type the other operand has.
@@ -159,10 +159,10 @@ def _pow(code: Instructions, op: Op, a: Term, b: Term) -> Term | None:
     else:
         wide_a, wide_b = a.dtype, b.dtype
     joint = DType.of(np.promote_types(wide_a.numpy, wide_b.numpy))
-    if joint in INTEGERS:
+    if joint in INTEGERS and joint is not a.dtype:
         joint = DType.UINT64 if joint is DType.UINT64 else DType.INT64
     exponent = code.value_of(b)
-    if a.dtype in FLOATS and exponent in (1, 2, 3):
+    if a.dtype in FLOATS | INTEGERS and exponent in (1, 2, 3):
         square = code.emit("mul", a, a) if exponent != 1 else a
         return code.emit("mul", square, a) if exponent == 3 else square
     return code.cast(code.emit("pow", code.cast(a, joint), code.cast(b, joint), dtype=joint), a.dtype)

@@ -138,7 +138,32 @@ StridedCopy::StridedCopy(const Dims& sizes, const Dims& source_strides, const Di
     if (outer_.size() > kMaxAxes) {
         throw Unsupported("a copy of more than " + std::to_string(kMaxAxes) + " axes");
     }
+    find_copies();
     choose();
+}
+
+// If an axis repeats a contiguous block that consists of several rows, only one of the blocks is copied row by row.
+void StridedCopy::find_copies() {
+    constexpr std::int64_t kCachedBytes = std::int64_t{1} << 20;  // of all blocks that are copied again
+    if (stream_) {
+        return;
+    }
+    std::vector<std::int64_t> inside(outer_.size() + 1, element_);  // contiguous bytes of an axis; 0: not contiguous
+    for (std::size_t i = outer_.size(); i-- > 0;) {
+        inside[i] = outer_[i].target == inside[i + 1] ? inside[i + 1] * outer_[i].size : 0;
+    }
+    std::int64_t blocks = 1;
+    for (std::size_t i = 0; i + 2 < outer_.size(); blocks *= outer_[i++].size) {
+        if (outer_[i].source == 0 && inside[i] != 0 && (i == 0 || blocks * inside[i + 1] <= kCachedBytes)) {
+            block_ = inside[i + 1];
+            for (std::size_t axis = 0; axis < i; ++axis) {
+                copied_.push_back({outer_[axis].size, outer_[axis].target, outer_[axis].target});
+            }
+            copied_.push_back({outer_[i].size - 1, 0, block_});
+            outer_.erase(outer_.begin() + static_cast<std::ptrdiff_t>(i));
+            return;
+        }
+    }
 }
 
 void StridedCopy::choose() {
@@ -177,6 +202,16 @@ void StridedCopy::choose() {
         column_ = *column;
         outer_.erase(column);
     }
+    if (inner_ == Inner::tiles && narrow()) {
+        // The source is read in its order: each step writes several rows of the target anyway.
+        std::stable_sort(outer_.begin(), outer_.end(),
+                         [](const CopyAxis& a, const CopyAxis& b) { return a.source > b.source; });
+    }
+}
+
+// Whether the source has contiguous rows of a few elements: the tile function reads any number of them at a time.
+bool StridedCopy::narrow() const {
+    return column_.size <= kNarrow && row_.source == column_.size * element_;
 }
 
 // Whether every step of the outer loops begins at a boundary of cache lines.
@@ -260,6 +295,21 @@ double StridedCopy::nanoseconds(double bytes) const {
 void StridedCopy::run(int threads, const void* source, void* target) const {
     const auto* from = static_cast<const std::byte*>(source) + source_offset_;
     auto* to = static_cast<std::byte*>(target) + target_offset_;
+    run_once(threads, from, to);
+    if (copied_.empty()) {
+        return;
+    }
+    const double cost = nanoseconds(static_cast<double>(block_));
+    parallel_for(threads, product(copied_), cost, [&](std::int64_t begin, std::int64_t end) {
+        for_runs(copied_, begin, end, [&](std::int64_t block, std::int64_t copy, std::int64_t copies) {
+            for (std::int64_t i = 1; i <= copies; ++i) {
+                std::memcpy(to + copy + i * block_, to + block, static_cast<std::size_t>(block_));
+            }
+        });
+    });
+}
+
+void StridedCopy::run_once(int threads, const std::byte* from, std::byte* to) const {
     switch (inner_) {
         case Inner::nothing:
             return;
@@ -285,7 +335,7 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     constexpr std::int64_t kAhead = 6;
     const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
     const bool stream_whole = stream_ && lines_stay_whole(target) && bytes % kLine == 0;
-    constexpr std::int64_t kRepeatedRow = 256;
+    constexpr std::int64_t kRepeatedRow = 1024;
     const bool repeats = step.source == 0 && step.target == bytes && bytes < kRepeatedRow;
     if (repeats && step.size <= kFewRepeats && bytes <= kShortRow) {
         return run_repeats(threads, source, target);
@@ -351,8 +401,7 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
 void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
     const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
     const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
-    // The source has contiguous rows of a few elements: the tile function reads any number of them at a time.
-    const bool narrow = column_.size <= kNarrow && row_.source == column_.size * element_;
+    const bool narrow = this->narrow();
     const bool buffered = stream_ && !direct && !narrow && row_.size * element_ >= 8 * kLine;
     // Blocks contain whole rows of the source or, if these are long, long parts of a few rows, for the hardware
     // prefetchers. Blocks that go through a buffer also have long rows in the target, because only whole cache lines

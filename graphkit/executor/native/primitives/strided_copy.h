@@ -42,7 +42,10 @@ class StridedCopy {
   private:
     enum class Inner { nothing, rows, fill, tiles, elements };
 
+    void find_copies();
     void choose();
+    bool narrow() const;
+    void run_once(int threads, const std::byte* source, std::byte* target) const;
     void run_rows(int threads, const std::byte* source, std::byte* target) const;
     void run_repeats(int threads, const std::byte* source, std::byte* target) const;
     void run_tiles(int threads, const std::byte* source, std::byte* target) const;
@@ -51,6 +54,10 @@ class StridedCopy {
     double nanoseconds(double bytes) const;
 
     Inner inner_ = Inner::nothing;
+    // Contiguous blocks of the target that are copied from other blocks of the target: the axes outside of them, then
+    // the number of copies of each block. Both offsets of an axis are in the target.
+    std::vector<CopyAxis> copied_;
+    std::int64_t block_ = 0;  // bytes of a block
     std::vector<CopyAxis> outer_;
     CopyAxis row_{1, 0, 0};      // the inner loop; for tiles, the axis along which the target is contiguous
     CopyAxis column_{1, 0, 0};   // for tiles, the axis along which the source is contiguous

@@ -155,7 +155,7 @@ void transpose(const std::byte* from, std::byte* to, std::int64_t source_stride,
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     if (rows >= 2 && rows <= kNarrow && source_stride == rows * kSize && target_stride % kSize == 0) {
         return with_columns(rows, [&](auto narrow) {
-            split_rows<T, decltype(narrow)::value>(from, to, target_stride / kSize, columns);
+            split_rows<T, decltype(narrow)::value, true>(from, to, target_stride / kSize, columns);
         });
     }
     if (columns >= 2 && columns <= kNarrow && target_stride == columns * kSize && source_stride % kSize == 0) {

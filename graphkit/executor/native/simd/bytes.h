@@ -2,6 +2,7 @@
 // element by element. For *.isa.cpp only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -68,6 +69,36 @@ inline auto low_bytes(Vector<T> v) {
     }
 #else
     return __builtin_convertvector(v, Bytes);
+#endif
+}
+
+// Loads the first `count` lanes, and reads no memory beyond them; the others contain 0. For elements of 1 or 2 bytes.
+template <typename T>
+inline Vector<T> load_narrow_part(const T* from, std::int64_t count) {
+#if defined(__AVX512BW__)
+    if constexpr (sizeof(T) == 1) {
+        return bit_cast<Vector<T>>(_mm512_maskz_loadu_epi8((std::uint64_t{1} << count) - 1, from));
+    } else {
+        return bit_cast<Vector<T>>(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ULL << count) - 1), from));
+    }
+#else
+    Vector<T> v{};
+    __builtin_memcpy(&v, from, static_cast<std::size_t>(count) * sizeof(T));
+    return v;
+#endif
+}
+
+// Stores the first `count` lanes. For elements of 1 or 2 bytes.
+template <typename T>
+inline void store_narrow_part(T* to, Vector<T> v, std::int64_t count) {
+#if defined(__AVX512BW__)
+    if constexpr (sizeof(T) == 1) {
+        _mm512_mask_storeu_epi8(to, (std::uint64_t{1} << count) - 1, bit_cast<__m512i>(v));
+    } else {
+        _mm512_mask_storeu_epi16(to, static_cast<__mmask32>((1ULL << count) - 1), bit_cast<__m512i>(v));
+    }
+#else
+    __builtin_memcpy(to, &v, static_cast<std::size_t>(count) * sizeof(T));
 #endif
 }
 

@@ -106,8 +106,12 @@ inline void store_columns(const Shuffled<T>* columns, T* to) {
     __builtin_memcpy(to, rows, sizeof rows);
 }
 
-// to[c * pitch + r] = from[r * Columns + c]. Pointers need not be aligned.
-template <typename T, int Columns>
+// Bytes from a store to the line that is prefetched with it.
+constexpr std::int64_t kLinesAhead = 512;
+
+// to[c * pitch + r] = from[r * Columns + c]. Pointers need not be aligned. `Far`: `to` is not in the caches. Then its
+// lines are prefetched, because the processor's own prefetchers follow few arrays that are written at the same time.
+template <typename T, int Columns, bool Far = false>
 void split_rows(const std::byte* from, std::byte* to, std::int64_t pitch, std::int64_t rows) {
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     constexpr std::int64_t lanes = kShuffleLanes<T>;
@@ -117,7 +121,11 @@ void split_rows(const std::byte* from, std::byte* to, std::int64_t pitch, std::i
         load_columns<T, Columns>(reinterpret_cast<const T*>(from) + at * Columns, columns);
 #pragma GCC unroll 8
         for (int c = 0; c < Columns; ++c) {
-            __builtin_memcpy(to + (c * pitch + at) * kSize, &columns[c], sizeof columns[c]);
+            std::byte* const place = to + (c * pitch + at) * kSize;
+            if constexpr (Far) {
+                __builtin_prefetch(place + kLinesAhead, 1);
+            }
+            __builtin_memcpy(place, &columns[c], sizeof columns[c]);
         }
     }
     for (; at < rows; ++at) {

@@ -16,6 +16,8 @@ from graphkit.ops import registry
 
 OPERATIONS = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Min": np.minimum, "Max": np.maximum,
+    "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor,
+    "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
 }  # fmt: skip
 
 # Rows of less than a vector, of whole vectors, of more than a page; few and many rows; other axes before them.
@@ -31,12 +33,15 @@ SHAPES = [
     ((6, 523), (523,)),
     ((2, 2600), (2600,)),
     ((7, 1, 300), (2, 300)),
+    ((2, 9, 201), (2, 1, 201)),
     ((0, 64), (0, 1)),
     ((1, 600), (600,)),
 ]
 
 
 def values(rng, shape, dtype):
+    if np.dtype(dtype).kind == "b":
+        return rng.integers(0, 2, shape).astype(dtype)
     if np.dtype(dtype).kind != "f":
         return rng.integers(0, 1 << 31, shape).astype(dtype)
     x = rng.standard_normal(shape).astype(dtype)
@@ -45,12 +50,18 @@ def values(rng, shape, dtype):
 
 
 @in_one_item("values")
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint32", "uint64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "float64", "int32", "int64", "uint32", "uint64", "int8", "uint8", "int16", "uint16", "bool"],
+)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_rows_equal_numpy(shapes, dtype, isa):
     rng = np.random.default_rng(0)
     a, b = (values(rng, shape, dtype) for shape in shapes)
-    names = OPERATIONS if np.dtype(dtype).kind == "f" else ("Add", "Sub", "Mul")
+    names = {
+        "f": ("Add", "Sub", "Mul", "Div", "Min", "Max"),
+        "b": ("And", "Or", "Xor"),
+    }.get(np.dtype(dtype).kind, ("Add", "Sub", "Mul", "Min", "Max", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
     for name, arrays in itertools.product(names, ((a, b), (b, a))):
         node = Node(registry.get("", name)(), [Value(TensorType(dtype_of(x.dtype), x.shape)) for x in arrays])
         with np.errstate(all="ignore"):
@@ -86,8 +97,10 @@ def test_scaled_rows_equal_numpy(dtype, small, order, isa):
 
 
 @in_one_item()
-@pytest.mark.parametrize("dtype", ["float32", "int64"])
-@pytest.mark.parametrize("shapes", [((40, 17), (40, 1)), ((40, 17), (17,)), ((3, 1025), (3, 1))], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "int8", "uint16"])
+@pytest.mark.parametrize(
+    "shapes", [((40, 17), (40, 1)), ((40, 17), (17,)), ((3, 1025), (3, 1)), ((9, 105), (105,))], ids=str
+)
 def test_rows_are_not_read_beyond_their_end(shapes, dtype, isa):
     rng = np.random.default_rng(2)
     a, b = (at_page_end(values(rng, shape, dtype)) for shape in shapes)

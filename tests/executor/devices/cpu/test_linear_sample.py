@@ -133,7 +133,7 @@ def test_few_points_equal_many(every_isa: str, points: int, channels: int, borde
 
     def sampled(count: int, threads: int) -> np.ndarray:
         kernel = native.LinearSample(x.shape, (2, count), border=border, threads=threads)
-        assert (kernel.scratch_bytes > x.nbytes) == (channels == 1 or count >= 6)
+        assert (kernel.scratch_bytes > x.nbytes) == (channels > 1 and count >= 6)
         y = np.full((2, count, channels), -1, np.float32)
         kernel([x, row[:, :count].copy(), column[:, :count].copy()], [y])
         return y
@@ -141,6 +141,26 @@ def test_few_points_equal_many(every_isa: str, points: int, channels: int, borde
     every = sampled(300, 1)
     for threads in (1, 3):
         np.testing.assert_array_equal(sampled(points, threads), every[:, :points])
+
+
+@in_one_item()
+@pytest.mark.parametrize("border", [False, True])
+@pytest.mark.parametrize("points", [1, 15, 16, 70, 300])
+def test_one_channel_equals_a_channel_of_several(every_isa: str, points: int, border: bool) -> None:
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((2, 3, 17, 11)).astype(np.float32)
+    x[:, :, 3, 4], x[:, :, 16, 10] = np.nan, -np.inf
+    row, column = (rng.uniform(-3, size + 3, (2, points)).astype(np.float32) for size in x.shape[2:])
+    row[:, ::9], column[:, ::11], row[:, 1::13] = 1e30, -1e30, np.nan
+
+    def sampled(image: np.ndarray, threads: int) -> np.ndarray:
+        y = np.full((2, points, image.shape[1]), -1, np.float32)
+        native.LinearSample(image.shape, row.shape, border=border, threads=threads)([image, row, column], [y])
+        return y
+
+    for threads in (1, 3):
+        single = sampled(x[:, 1:2].copy(), threads)[..., 0]
+        np.testing.assert_array_equal(single, sampled(x, 1)[..., 1])
 
 
 @in_one_item()

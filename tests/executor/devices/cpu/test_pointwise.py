@@ -196,6 +196,52 @@ def test_integers_wrap_around_and_divide_as_the_standard_says(dtype, isa):
 
 
 @in_one_item()
+@pytest.mark.parametrize("dtype", sorted(INTEGERS, key=str), ids=str)
+def test_integer_quotients_and_powers_of_whole_vectors(dtype, every_isa):
+    """Vectors of large and small numbers, with single divisors, single exponents and negative exponents."""
+    rng = np.random.default_rng(16)
+    info = np.iinfo(dtype.numpy)
+    a, b = (rng.integers(info.min, info.max, 1000, dtype.numpy, endpoint=True) for _ in range(2))
+    shifts = rng.integers(0, info.bits, 1000).astype(dtype.numpy)
+    a[:700] >>= shifts[:700]
+    b[300:] >>= shifts[300:]
+    a[::7], a[1::7] = b[::7], b[1::7] - 1  # quotients that are integers, or nearly
+    b[b == 0] = 1
+    for divisor in (b, np.full(1, 7, dtype.numpy), np.full(1, info.max, dtype.numpy)):
+        for division in (registry.get("", "Div")(), *(registry.get("", "Mod")(fmod=fmod) for fmod in (False, True))):
+            node = node_of(division, a, divisor)
+            check(run_kernel(kernel_of(node), node, [a, divisor])[0], run_node(node, [a, divisor])[0])
+            for at in (0, 500, 999):
+                zero = np.broadcast_to(divisor, a.shape).copy()
+                zero[at] = 0
+                with pytest.raises(RuntimeError, match="integer division by zero"):
+                    run_kernel(kernel_of(node_of(division, a, zero)), node, [a, zero])
+    exponents = rng.integers(0, 70, 1000).astype(dtype.numpy)
+    if info.min < 0:
+        a[400:500] = rng.choice(np.array([-1, 1, 2], dtype.numpy), 100)
+        exponents[400:500] = -exponents[400:500]
+    for exponent in (exponents, np.full(1, 2, dtype.numpy), np.full(1, 0, dtype.numpy)):
+        node = node_of(registry.get("", "Pow")(), a, exponent)
+        check(run_kernel(kernel_of(node), node, [a, exponent])[0], run_node(node, [a, exponent])[0])
+
+
+def test_remainders_of_doubles_are_exact(every_isa):
+    """Huge quotients, quotients that are nearly integers, and subnormal numbers."""
+    rng = np.random.default_rng(17)
+    a = rng.standard_normal(4000) * 2.0 ** rng.integers(-60, 60, 4000)
+    b = rng.standard_normal(4000) * 2.0 ** rng.integers(-60, 60, 4000)
+    a[::5] = np.nextafter(b[::5] * rng.integers(1, 1 << 20, 800), 0)
+    a[1::50], b[1::50] = 1e300, 3e-310
+    a[2::50], b[2::50] = -5e-324, 1.5e-323
+    b[3::50], a[4::50], b[5::50] = np.inf, -np.inf, 0
+    node = node_of(registry.get("", "Mod")(fmod=True), a, b)
+    (got,) = run_kernel(kernel_of(node), node, [a, b])
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(got, np.fmod(a, b))
+    assert np.array_equal(np.signbit(got[np.isfinite(got)]), np.signbit(a[np.isfinite(got)]))
+
+
+@in_one_item()
 @pytest.mark.parametrize("a", sorted(FLOATS | INTEGERS, key=str), ids=str)
 @pytest.mark.parametrize("b", ["float32", "float64", "float16", "int8", "int32", "int64", "uint32", "uint64"])
 def test_powers_of_mixed_types(a, b):

@@ -242,6 +242,25 @@ def test_max_without_indices(case, isa):
             np.testing.assert_array_equal(y, expected)
 
 
+@in_one_item()
+@pytest.mark.parametrize("case", [*CASES, *FAR], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "int8", "uint8"])
+def test_max_of_other_element_types(case, dtype):
+    shape, attrs = case
+    op = MaxPool(**attrs)
+    x = np.random.default_rng(8).integers(-100, 100, shape).astype(dtype)
+    if dtype == "float64":
+        x = special(shape).astype(dtype)
+    node = Node(op, [value_of(x)])
+    expected, _ = op.reference(numpy_xp, x)
+    for threads in (1, 2):
+        kernel = make_kernel("cpu", node, KernelContext(threads=threads, used_outputs=(True, False)))
+        assert kernel is not None
+        y = np.full(expected.shape, 99, dtype)
+        kernel([x], [y, None])
+        np.testing.assert_array_equal(y, expected)
+
+
 @in_one_item("values")
 @pytest.mark.parametrize("case", ALL, ids=str)
 @pytest.mark.parametrize("include_pad", [False, True])

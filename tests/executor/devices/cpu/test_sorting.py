@@ -27,6 +27,7 @@ def with_ties(rng, shape, name):
 
 
 SHAPES = [((9, 1), 1), ((5, 7), 1), ((4, 600), 1), ((2, 5000), 1), ((7, 5), 0), ((3, 9, 700), 1), ((1500, 2), 0)]
+SHORT_ROWS = [((70, size), 1) for size in (2, 3, 4, 8)]
 
 
 @in_one_item("pairs")
@@ -62,7 +63,7 @@ def test_hardmax(shape, axis, name, isa):
 
 
 @in_one_item("pairs")
-@pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), [*SHAPES, *SHORT_ROWS], ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("name", NUMERIC)
 def test_top_k(shape, axis, largest, name, isa):

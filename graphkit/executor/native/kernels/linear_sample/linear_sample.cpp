@@ -13,12 +13,13 @@ namespace graphkit {
 namespace {
 
 // If an image has this many times more positions than points, reading planes at the points is faster than copying the
-// image. A single plane is copied at the speed of memory.
+// image.
 constexpr std::int64_t kFewPoints = 32;
 
 // x [N, C, height, width], row and column [N, points] -> y [N, points, C]; the points have any number of axes. float32.
 // If there are many points, images are first copied with the channels last, so that a point reads four rows of
-// channels. Few points read the planes where they are. Equal bits in both ways, and for any number of threads.
+// channels. Few points, and those of a single plane, read the planes where they are. Equal bits in both ways, and for
+// any number of threads.
 class LinearSample final : public Kernel {
   public:
     LinearSample(const Dims& x, const Dims& points, bool border, int threads);
@@ -34,6 +35,7 @@ class LinearSample final : public Kernel {
     std::int64_t images_, channels_, height_, width_;
     std::int64_t points_;  // in each image
     bool border_;
+    bool single_ = false;  // one channel
     bool copied_ = false;  // with the channels last
     StridedCopy copy_;
 };
@@ -60,7 +62,8 @@ LinearSample::LinearSample(const Dims& x, const Dims& points, bool border, int t
         throw Unsupported(describe() + ": no kernel for images of this size");
     }
     points_ = elements == 0 ? 0 : count(points) / images_;
-    copied_ = channels_ == 1 || points_ * kFewPoints > height_ * width_;
+    single_ = channels_ == 1 && height_ * width_ < (std::int64_t{1} << 31);
+    copied_ = !single_ && points_ * kFewPoints > height_ * width_;
     copy_ = StridedCopy({images_, height_ * width_, channels_}, {image_floats(), 1, height_ * width_},
                         {image_floats(), channels_, 1}, sizeof(float));
 }
@@ -85,7 +88,7 @@ void LinearSample::run(const void* const* inputs, void* const* outputs, std::byt
         copy_.run(threads(), x, moved);
     }
     const float* const images = copied_ ? moved : x;
-    const auto sample = copied_ ? table_.sample : table_.sample_planes;
+    const auto sample = single_ ? table_.sample_plane : copied_ ? table_.sample : table_.sample_planes;
     constexpr double kPointNanoseconds = 4;
     constexpr double kElementNanoseconds = 0.15;
     constexpr double kPlaneNanoseconds = 4;

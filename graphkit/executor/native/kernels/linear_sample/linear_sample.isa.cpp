@@ -39,11 +39,36 @@ void find_neighbours(const float* at, std::int64_t count, std::int64_t size, boo
     }
 }
 
+// The elements of a plane at these places; 0 where a place is negative.
+inline Lanes gathered(const float* plane, Vector<std::int32_t> places) {
+#if defined(__AVX512F__)
+    const auto at = bit_cast<__m512i>(places);
+    const __mmask16 inside = _mm512_cmpge_epi32_mask(at, _mm512_setzero_si512());
+    return bit_cast<Lanes>(_mm512_mask_i32gather_ps(_mm512_setzero_ps(), inside, at, plane, sizeof(float)));
+#elif defined(__AVX2__)
+    const auto at = bit_cast<__m256i>(places);
+    const auto inside = bit_cast<__m256>(places >= 0);
+    return bit_cast<Lanes>(_mm256_mask_i32gather_ps(_mm256_setzero_ps(), plane, at, inside, sizeof(float)));
+#else
+    Lanes read{};
+    for (std::int64_t i = 0; i < kWide; ++i) {
+        if (places[i] >= 0) {
+            read[i] = plane[places[i]];
+        }
+    }
+    return read;
+#endif
+}
+
 struct Weights {
+    Weights() = default;
     explicit Weights(const float (&w)[4]) : of{splat(w[0]), splat(w[1]), splat(w[2]), splat(w[3])} {}
 
+    // Fused in the same way for all callers, so that their results have the same bits.
+    Lanes sum(Lanes a, Lanes b, Lanes c, Lanes d) const { return (of[0] * a + of[1] * b) + (of[2] * c + of[3] * d); }
+
     Lanes sum(const float* a, const float* b, const float* c, const float* d) const {
-        return (of[0] * load(a) + of[1] * load(b)) + (of[2] * load(c) + of[3] * load(d));
+        return sum(load(a), load(b), load(c), load(d));
     }
 
     Lanes of[4];
@@ -117,8 +142,45 @@ void sample_planes(const LinearSamples& s) {
     });
 }
 
+// Several points of a single plane at a time.
+void sample_plane(const LinearSamples& s) {
+    using Places = Vector<std::int32_t>;
+    Neighbours rows;
+    Neighbours columns;
+    const auto width = static_cast<std::int32_t>(s.width);
+    for (std::int64_t begin = 0; begin < s.count; begin += kPoints) {
+        const std::int64_t count = std::min(kPoints, s.count - begin);
+        find_neighbours(s.rows + begin, count, s.height, s.border, rows);
+        find_neighbours(s.columns + begin, count, s.width, s.border, columns);
+        for (std::int64_t i = count; i % kWide != 0; ++i) {
+            for (int side = 0; side < 2; ++side) {
+                rows.place[side][i] = columns.place[side][i] = -1;
+                rows.weight[side][i] = columns.weight[side][i] = 0;
+            }
+        }
+        for (std::int64_t i = 0; i < count; i += kWide) {
+            Weights weights;
+            Lanes read[4];
+#pragma GCC unroll 4
+            for (int corner = 0; corner < 4; ++corner) {
+                const Places row = load(rows.place[corner / 2] + i);
+                const Places column = load(columns.place[corner % 2] + i);
+                const Places places = (row | column) < 0 ? Places{} - 1 : row * width + column;
+                weights.of[corner] = load(rows.weight[corner / 2] + i) * load(columns.weight[corner % 2] + i);
+                read[corner] = gathered(s.image, places);
+            }
+            const Lanes sum = weights.sum(read[0], read[1], read[2], read[3]);
+            if (count - i >= kWide) {
+                store(s.y + begin + i, sum);
+            } else {
+                store_part<float>(s.y + begin + i, sum, count - i);
+            }
+        }
+    }
+}
+
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(LinearSampleTable, linear_sample_table) = {kWide, sample, sample_planes};
+GRAPHKIT_ISA_DEFINE(LinearSampleTable, linear_sample_table) = {kWide, sample, sample_planes, sample_plane};
 
 }  // namespace graphkit

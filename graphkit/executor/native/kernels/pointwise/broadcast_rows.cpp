@@ -23,7 +23,17 @@ RowsFunction BroadcastRows::function_of(const PointwiseSource& source) {
         return nullptr;
     }
     const PointwiseInstruction& instruction = source.instructions[0];
-    const ElementType type = source.outputs[0].type;
+    const auto type_of = [&](int number) {
+        const auto at = static_cast<std::size_t>(number);
+        return at < source.inputs.size() ? source.inputs[at].type : source.constants[at - source.inputs.size()].type;
+    };
+    const int first = instruction.operands.empty() ? -1 : instruction.operands[0];
+    const bool is_value = first >= 0 && first < static_cast<int>(values);
+    const ElementType type = is_value ? type_of(first) : source.outputs[0].type;
+    // Results of comparisons are booleans, which only have the size of bytes.
+    if (size_of(type) != size_of(source.outputs[0].type)) {
+        return nullptr;
+    }
     const auto fits = [&](int number) {
         const auto at = static_cast<std::size_t>(number);
         return at < source.inputs.size() ? source.inputs[at].type == type && !source.inputs[at].absent

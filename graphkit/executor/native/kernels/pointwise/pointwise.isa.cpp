@@ -1,4 +1,6 @@
 // The block functions of pointwise kernels (see pointwise_table.h), for the instruction set of this translation unit.
+#include "kernels/pointwise/integer_vectors.h"
+#include "kernels/pointwise/lane_casts.h"
 #include "kernels/pointwise/pointwise_functions.h"
 #include "kernels/pointwise/pointwise_table.h"
 #include "simd/bytes.h"
@@ -16,10 +18,6 @@ template <typename T>
 inline T* data(std::byte* y) {
     return reinterpret_cast<T*>(y);
 }
-
-// A vector with `Size` elements of type T.
-template <typename T, std::int64_t Size>
-using Lanes = typename VectorOf<T, static_cast<int>(static_cast<std::int64_t>(sizeof(T)) * Size)>::type;
 
 template <typename V, typename T>
 inline V load_lanes(const T* from) {
@@ -140,10 +138,6 @@ void binary_wide(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
-// Signed integers with the size of T.
-template <typename T>
-using SignedOf = std::make_signed_t<typename UnsignedBitsOf<T>::type>;
-
 // Writes 1 for each element of `holds` with all bits set, else 0.
 template <typename T>
 inline void store_truth(std::byte* y, Vector<SignedOf<T>> holds) {
@@ -218,42 +212,30 @@ void select_by(std::byte* y, const BlockOperand* x, std::int64_t count) {
 
 // --- conversions ------------------------------------------------------------------------------------------------
 
-// A float outside of the integer type's range gives an unspecified result, as in numpy: the low bits of a wider
-// conversion.
 template <typename From, typename To>
 void cast(std::byte* y, const BlockOperand* x, std::int64_t count) {
     constexpr std::int64_t kStep = std::min(kLanes<From>, kLanes<To>);
-    using Source = Lanes<From, kStep>;
-    using Target = Lanes<To, kStep>;
+    constexpr std::int64_t kCastPiece = std::min(kPiece<From>, kPiece<To>);
     const From* a = data<From>(x[0]);
-    for (std::int64_t i = 0; i < count; i += kStep) {
-        if constexpr (sizeof(From) == 1 && sizeof(To) > 1) {
-            using Wide = SignedOf<To>;
-            store_lanes(data<To>(y) + i, __builtin_convertvector(widen_bytes<Wide>(a + (i & x[0].mask)), Target));
-            continue;
-        }
-        const auto v = load_lanes<Source>(a + (i & x[0].mask));
-        Target result;
-        if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, std::uint64_t>) {
-            // Numbers from 2^63 on do not fit into the signed conversion.
-            using Wide = Lanes<std::int64_t, kStep>;
-            constexpr From kHalf = 0x1p63;
-            const auto is_large = __builtin_convertvector(v >= kHalf, Wide);
-            const auto low = __builtin_convertvector(v >= kHalf ? v - kHalf : v, Wide);
-            result = __builtin_convertvector(low ^ (is_large & std::numeric_limits<std::int64_t>::min()), Target);
-        } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> && sizeof(To) < 8) {
-            using Between =
-                Lanes<std::conditional_t<std::is_same_v<To, std::uint32_t>, std::int64_t, std::int32_t>, kStep>;
-            const auto between = __builtin_convertvector(v, Between);
-            if constexpr (std::is_same_v<From, float> && sizeof(To) == 1) {
-                result = bit_cast<Target>(low_bytes<std::int32_t>(between));
-            } else {
-                result = __builtin_convertvector(between, Target);
+    const std::int64_t mask = x[0].mask;
+    for (std::int64_t i = 0; i < count;) {
+        const std::int64_t end = std::min(count, i + kCastPiece);
+        if (end < count) {
+            prefetch_page(data<To>(y) + i);
+            if (mask != 0) {
+                prefetch_page(a + i);
             }
-        } else {
-            result = __builtin_convertvector(v, Target);
         }
-        store_lanes(data<To>(y) + i, result);
+        for (; i < end; i += kStep) {
+            if constexpr (sizeof(From) == 1 && sizeof(To) > 1) {
+                using Wide = SignedOf<To>;
+                const Vector<Wide> wide = widen_bytes<Wide>(a + (i & mask));
+                store(data<To>(y) + i, __builtin_convertvector(wide, Vector<To>));
+            } else {
+                const auto v = load_lanes<Lanes<From, kStep>>(a + (i & mask));
+                store_lanes(data<To>(y) + i, converted_lanes<From, To, kStep>(v));
+            }
+        }
     }
 }
 
@@ -427,8 +409,6 @@ struct TableBuilder {
         at<T>(Opcode::sign) = &unary<functions::Sign, T>;
         at<T>(Opcode::prelu) = &binary<functions::PRelu, T>;
         at<T>(Opcode::clip) = &ternary<functions::Clip, T>;
-        at<T>(Opcode::fmod) = &binary_scalar<functions::TruncatedRemainder, T>;
-        at<T>(Opcode::mod) = &binary_scalar<functions::FlooredRemainder, T>;
         at<T>(Opcode::mul_add) = &ternary<functions::MulAdd, U>;
         at<T>(Opcode::mul_sub) = &ternary<functions::MulSub, U>;
         at<T>(Opcode::nmul_add) = &ternary<functions::NegMulAdd, U>;
@@ -438,13 +418,15 @@ struct TableBuilder {
     constexpr void integers() {
         using U = std::make_unsigned_t<T>;
         numbers<T>();
-        at<T>(Opcode::div) = &binary_scalar<functions::TruncatedQuotient, T>;
+        at<T>(Opcode::div) = &divide_integers<Quotients, T>;
+        at<T>(Opcode::fmod) = &divide_integers<Remainders, T>;
+        at<T>(Opcode::mod) = &divide_integers<FlooredRemainders, T>;
         at<T>(Opcode::bit_and) = &binary<functions::BitAnd, U>;
         at<T>(Opcode::bit_or) = &binary<functions::BitOr, U>;
         at<T>(Opcode::bit_xor) = &binary<functions::BitXor, U>;
         at<T>(Opcode::shift_left) = &binary<functions::ShiftLeft, T>;
         at<T>(Opcode::shift_right) = &binary<functions::ShiftRight, T>;
-        at<T>(Opcode::pow) = &binary_scalar<functions::IntegerPower, T>;
+        at<T>(Opcode::pow) = &integer_powers<T>;
     }
 
     template <typename T>
@@ -532,6 +514,13 @@ struct TableBuilder {
         at<double>(Opcode::acosh) = &unary_scalar<functions::DoubleAcosh, double>;
         at<double>(Opcode::atanh) = &unary_scalar<functions::DoubleAtanh, double>;
         at<double>(Opcode::pow) = &binary_scalar<functions::DoublePower, double>;
+#if defined(__FMA__)
+        at<double>(Opcode::fmod) = &binary<functions::DoubleRemainder, double>;
+        at<double>(Opcode::mod) = &binary<functions::DoubleFlooredRemainder, double>;
+#else
+        at<double>(Opcode::fmod) = &binary_scalar<functions::TruncatedRemainder, double>;
+        at<double>(Opcode::mod) = &binary_scalar<functions::FlooredRemainder, double>;
+#endif
     }
 };
 

@@ -56,6 +56,13 @@ inline Vector<T> larger(Vector<T> a, Vector<T> b) {
     }
 }
 
+struct BitwiseOr {
+    template <typename V>
+    static V combine(V a, V b) {
+        return a | b;
+    }
+};
+
 namespace functions {
 
 #define GRAPHKIT_UNARY(Name, expression)             \
@@ -315,6 +322,47 @@ struct FloatFlooredRemainder {
         return rest == 0.0 ? with_sign<double>(rest, b) : ((rest < 0.0) != (b < 0.0) ? rest + b : rest);
     }
 };
+
+#if defined(__FMA__)
+// Fused: the difference is rounded once.
+inline Vector<double> minus_product(Vector<double> a, Vector<double> b, Vector<double> c) {
+#if defined(__AVX512F__)
+    return bit_cast<Vector<double>>(_mm512_fnmadd_pd(bit_cast<__m512d>(b), bit_cast<__m512d>(c), bit_cast<__m512d>(a)));
+#else
+    return bit_cast<Vector<double>>(_mm256_fnmadd_pd(bit_cast<__m256d>(b), bit_cast<__m256d>(c), bit_cast<__m256d>(a)));
+#endif
+}
+
+// The exact remainder of doubles, with the sign of a. Below 2^53, the quotient is rounded to at most the next integer.
+// Then the difference is negative, and no bits of it are lost either. For larger quotients, calls the C library.
+struct DoubleRemainder {
+    template <typename T>
+    static inline Vector<double> apply(Vector<double> a, Vector<double> b) {
+        constexpr double kInfinity = std::numeric_limits<double>::infinity();
+        const Vector<double> size = magnitude<double>(a);
+        const Vector<double> divisor = magnitude<double>(b);
+        const Vector<double> quotient = size / divisor;
+        Vector<double> rest = minus_product(size, round_towards_zero(quotient), divisor);
+        rest = rest < 0.0 ? rest + divisor : rest;
+        rest = size < divisor ? size : rest;
+        const Vector<std::int64_t> large = (quotient >= 0x1p53) & (size < kInfinity) & (divisor > 0.0);
+        if (across<BitwiseOr, std::int64_t>(large) != 0) {
+            for (int i = 0; i < static_cast<int>(kLanes<double>); ++i) {
+                rest[i] = large[i] != 0 ? std::fmod(size[i], divisor[i]) : rest[i];
+            }
+        }
+        return with_sign<double>(rest, a);
+    }
+};
+
+struct DoubleFlooredRemainder {
+    template <typename T>
+    static inline Vector<double> apply(Vector<double> a, Vector<double> b) {
+        const Vector<double> rest = DoubleRemainder::apply<double>(a, b);
+        return rest == 0.0 ? with_sign<double>(rest, b) : ((rest < 0.0) != (b < 0.0) ? rest + b : rest);
+    }
+};
+#endif
 
 struct FloatPower {
     static inline Vector<double> apply(Vector<double> a, Vector<double> b) { return power(a, b); }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/pool/plane_loops.h"
 #include "kernels/pool/vector_pool.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
@@ -37,32 +38,6 @@ std::vector<std::int64_t> elements_inside(const std::vector<Span>& windows) {
         next = std::max(next, span->last);
     }
     return found;
-}
-
-// Calls body(offset of the output row, depth, height) for every row of windows in a plane.
-template <typename Body>
-void for_each_row(const PoolGeometry& g, Body&& body) {
-    std::int64_t at = 0;
-    for (const Span& depth : g.windows[0]) {
-        for (const Span& height : g.windows[1]) {
-            body(at, depth, height);
-            at += g.row();
-        }
-    }
-}
-
-// For a row of windows, calls body(offset of the input row, tap) for every element of the kernel.
-template <typename Body>
-void for_each_tap(const PoolGeometry& g, const Span& depth, const Span& height, Body&& body) {
-    for (std::int64_t d = depth.first; d < depth.last; ++d) {
-        const std::int64_t plane = (depth.start + d * g.dilation[0]) * g.input[1];
-        for (std::int64_t h = height.first; h < height.last; ++h) {
-            const std::int64_t row = (plane + height.start + h * g.dilation[1]) * g.input[2];
-            for (const Tap& tap : g.taps) {
-                body(row + tap.offset, tap);
-            }
-        }
-    }
 }
 
 // The position in x of a window's first element that is not padding, if there is one.
@@ -105,11 +80,6 @@ PoolGeometry without_trailing_axes(const Kernel& kernel, Dims x, Dims y, PoolWin
         }
     }
     return pool_geometry(kernel, x, y, window);
-}
-
-// Estimated nanoseconds for one plane.
-double plane_cost(const PoolGeometry& g) {
-    return 0.3 * static_cast<double>(g.output_size() * g.most_inside() + g.input_size());
 }
 
 // Number of threads that can pool planes at the same time.

@@ -158,7 +158,10 @@ enum class PoolMode : std::uint8_t { maximum, mean, mean_with_padding };
 
 std::unique_ptr<Kernel> make_channels_last_pool(const Dims& x, const Dims& y, const PoolWindow& window, PoolMode mode,
                                                 int threads);
-// Max pooling of int8 or uint8.
+// Max pooling of float64, int8 or uint8 in [N, C, spatial], without indices.
+std::unique_ptr<Kernel> make_plain_max_pool(const Dims& x, const Dims& y, const PoolWindow& window, ElementType type,
+                                            int threads);
+// Max pooling of int8 or uint8 in [N, spatial, C].
 std::unique_ptr<Kernel> make_byte_max_pool(const Dims& x, const Dims& y, const PoolWindow& window, ElementType type,
                                            int threads);
 

@@ -50,10 +50,10 @@ std::unique_ptr<Kernel> whole_plane(const NodeSpec& node, const std::string& op)
 }
 
 // The window over spatial axes of the given sizes, with the padding of auto_pad. Throws Unsupported if the kernels do
-// not support the node: there are no or more than three spatial axes, or an element type is neither float32 nor
-// `other`, the type of indices or of quantised data.
-PoolWindow window_of(const NodeSpec& node, const Dims& spatial, ElementType other = ElementType::i64) {
-    const auto fits = [&](const TensorSpec& tensor) { return tensor.type == ElementType::f32 || tensor.type == other; };
+// not support the node: there are no or more than three spatial axes, or an element type is neither `type` nor int64,
+// the type of indices.
+PoolWindow window_of(const NodeSpec& node, const Dims& spatial, ElementType type = ElementType::f32) {
+    const auto fits = [&](const TensorSpec& tensor) { return tensor.type == type || tensor.type == ElementType::i64; };
     const auto given = [&](const std::optional<NodeSpec::Input>& input) { return !input || fits(input->tensor); };
     if (spatial.empty() || spatial.size() > 3 || !std::all_of(node.inputs.begin(), node.inputs.end(), given) ||
         !std::all_of(node.outputs.begin(), node.outputs.end(), fits)) {
@@ -98,6 +98,10 @@ Dims spatial_axes(const Dims& shape) {
 
 GRAPHKIT_KERNEL_READING("", MaxPool) {
     const Dims &x = node.input(0).tensor.shape, &y = node.outputs[0].shape;
+    const ElementType type = node.input(0).tensor.type;
+    if (!node.is_used(1) && (type == ElementType::f64 || type == ElementType::i8 || type == ElementType::u8)) {
+        return make_plain_max_pool(x, y, window_of(node, spatial_axes(x), type), type, node.threads);
+    }
     const PoolWindow window = window_of(node, spatial_axes(x));
     if (!node.is_used(1) && is_whole_plane(window, spatial_axes(x), spatial_axes(y))) {
         return whole_plane(node, "Max");

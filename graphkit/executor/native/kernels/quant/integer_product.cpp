@@ -198,6 +198,18 @@ std::string IntegerProduct::implementation() const {
 
 void IntegerProduct::pack(int, const void* plain, void* packed) const {
     const std::int64_t panels = plan_.padded / functions_.lanes;
+    if (geometry_.taps == 1 && geometry_.w_column == 1 && !lines_) {
+        const std::int64_t strips = (panels + kPackedTogether - 1) / kPackedTogether;
+        const double strip_cost = 0.1 * static_cast<double>(kPackedTogether * panel_bytes());
+        parallel_for(threads(), plan_.groups * strips, strip_cost, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                const std::int64_t first = i % strips * kPackedTogether;
+                pack_rows(static_cast<const std::int8_t*>(plain), static_cast<std::byte*>(packed), i / strips, first,
+                          std::min(kPackedTogether, panels - first));
+            }
+        });
+        return;
+    }
     const double cost = 0.5 * static_cast<double>(panel_bytes());
     parallel_for(threads(), plan_.groups * panels, cost, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
@@ -205,6 +217,19 @@ void IntegerProduct::pack(int, const void* plain, void* packed) const {
                          i % panels);
         }
     });
+}
+
+// Packs panels [panel, panel + panels) of a matrix whose rows are contiguous.
+void IntegerProduct::pack_rows(const std::int8_t* w, std::byte* packed, std::int64_t group, std::int64_t panel,
+                               std::int64_t panels) const {
+    const IntegerGeometry& g = geometry_;
+    const std::int64_t lanes = functions_.lanes;
+    const auto all_sums = aligned(static_cast<std::size_t>(plan_.groups * plan_.padded) * sizeof(std::int32_t));
+    auto* const sums = reinterpret_cast<std::int32_t*>(packed) + group * plan_.padded + panel * lanes;
+    auto* const to =
+        reinterpret_cast<std::int8_t*>(packed + all_sums) + (group * (plan_.padded / lanes) + panel) * panel_bytes();
+    functions_.pack(w + group * g.w_group + panel * lanes, g.w_term, g.terms, g.columns - panel * lanes, panels,
+                    operands_.w_flip(), to, sums);
 }
 
 void IntegerProduct::pack_columns(const std::int8_t* w, std::byte* packed, std::int64_t group,

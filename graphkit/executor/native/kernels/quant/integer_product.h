@@ -68,6 +68,8 @@ class IntegerProduct : public Kernel {
 
     void lay_out();
     std::int64_t panel_bytes() const { return walk_taps_ * quads_ * functions_.lanes * kTerms; }
+    void pack_rows(const std::int8_t* w, std::byte* packed, std::int64_t group, std::int64_t panel,
+                   std::int64_t panels) const;
     void pack_columns(const std::int8_t* w, std::byte* packed, std::int64_t group, std::int64_t panel) const;
     void block(const Run& run, std::int64_t item, std::byte* own) const;
     void gather(const Run& run, const std::uint8_t** rows, std::int64_t count, std::byte* own) const;

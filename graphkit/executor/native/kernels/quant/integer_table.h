@@ -44,8 +44,19 @@ struct IntegerBlock {
     std::int64_t stride;  // elements between rows of y
 };
 
+// The largest number of adjacent panels that are packed together, so that they read whole lines of the cache.
+constexpr std::int64_t kPackedTogether = 4;
+
+// Packs `panels` adjacent panels: panel p begins at to + p * panel bytes, and
+//     to[quad][lane][k] = w[(quad * kTerms + k) * stride + p * lanes + lane] ^ flip,
+// 0 beyond `terms` rows and `columns` columns. sums[column] = the sum of the column. The last panel has at least one
+// column.
+using PackPanels = void (*)(const std::int8_t* w, std::int64_t stride, std::int64_t terms, std::int64_t columns,
+                            std::int64_t panels, std::uint8_t flip, std::int8_t* to, std::int32_t* sums);
+
 struct IntegerFunctions {
     std::int64_t lanes;  // columns of a panel
+    PackPanels pack;
     void (*product)(const IntegerBlock& block);
     // Like product, with the processor's instruction for products of bytes; null if the instruction set has none.
     void (*dot_product)(const IntegerBlock& block);

@@ -182,10 +182,100 @@ void product(const IntegerBlock& block) {
     }
 }
 
+// --- packing ----------------------------------------------------------------------------------------
+
+// Four rows of kSums bytes, one after the other, become kSums columns of four bytes.
+inline Sums interleaved(Sums rows) {
+#if defined(__AVX512F__)
+    // Each 16 bytes receive four columns of all rows, which are then transposed.
+    const __m512i columns = _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bit_cast<__m512i>(rows));
+    const __m128i transposed = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return bit_cast<Sums>(_mm512_shuffle_epi8(columns, _mm512_broadcast_i32x4(transposed)));
+#elif defined(__AVX2__)
+    const __m256i columns =
+        _mm256_permutevar8x32_epi32(bit_cast<__m256i>(rows), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+    const __m128i transposed = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return bit_cast<Sums>(_mm256_shuffle_epi8(columns, _mm256_broadcastsi128_si256(transposed)));
+#else
+    const auto v = bit_cast<VectorOf<std::int8_t, kVectorBytes>::type>(rows);
+    return bit_cast<Sums>(__builtin_shufflevector(v, v, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+#endif
+}
+
+// Adds the four signed bytes of each column.
+inline Sums with_bytes_of(Sums sums, Sums bytes) {
+#if defined(__AVX512BW__)
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), bit_cast<__m512i>(bytes));
+    return sums + bit_cast<Sums>(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#elif defined(__AVX2__)
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bit_cast<__m256i>(bytes));
+    return sums + bit_cast<Sums>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#else
+    return sums + (bytes << 24 >> 24) + (bytes << 16 >> 24) + (bytes << 8 >> 24) + (bytes >> 24);
+#endif
+}
+
+// The first kSums bytes of four rows, which are `stride` apart.
+inline Sums load_rows(const std::int8_t* from, std::int64_t stride) {
+#if defined(__AVX512F__)
+    const auto row = [&](std::int64_t k) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k * stride));
+    };
+    __m512i rows = _mm512_castsi128_si512(row(0));
+    rows = _mm512_mask_broadcast_i32x4(rows, 0x00f0, row(1));
+    rows = _mm512_mask_broadcast_i32x4(rows, 0x0f00, row(2));
+    return bit_cast<Sums>(_mm512_mask_broadcast_i32x4(rows, 0xf000, row(3)));
+#else
+    Sums rows;
+    for (std::int64_t k = 0; k < kTerms; ++k) {
+        __builtin_memcpy(reinterpret_cast<std::int8_t*>(&rows) + k * kSums, from + k * stride, kSums);
+    }
+    return rows;
+#endif
+}
+
+// The same for fewer rows or columns. The other bytes are 0 after they are flipped.
+inline Sums load_some_rows(const std::int8_t* from, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                           std::uint8_t flip) {
+    std::int8_t bytes[kTerms][kSums];
+    __builtin_memset(bytes, flip, sizeof bytes);
+    for (std::int64_t k = 0; k < kTerms && k < rows; ++k) {
+        __builtin_memcpy(bytes[k], from + k * stride, static_cast<std::size_t>(columns));
+    }
+    Sums loaded;
+    __builtin_memcpy(&loaded, bytes, sizeof loaded);
+    return loaded;
+}
+
+void pack_panels(const std::int8_t* w, std::int64_t stride, std::int64_t terms, std::int64_t columns,
+                 std::int64_t panels, std::uint8_t flip, std::int8_t* to, std::int32_t* sums) {
+    constexpr std::int64_t kQuadBytes = kSums * kTerms;
+    const std::int64_t panel_bytes = (terms + kTerms - 1) / kTerms * kQuadBytes;
+    const Sums flips = splat(static_cast<std::int32_t>(flip * 0x01010101U));
+    Sums totals[kPackedTogether] = {};
+    for (std::int64_t term = 0; term < terms; term += kTerms, to += kQuadBytes) {
+        for (std::int64_t panel = 0; panel < panels; ++panel) {
+            const std::int8_t* const from = w + term * stride + panel * kSums;
+            const std::int64_t some = columns - panel * kSums;
+            const Sums rows = term + kTerms <= terms && some >= kSums
+                                  ? load_rows(from, stride)
+                                  : load_some_rows(from, stride, terms - term, some < kSums ? some : kSums, flip);
+            const Sums quad = interleaved(rows ^ flips);
+            totals[panel] = with_bytes_of(totals[panel], quad);
+            __builtin_memcpy(to + panel * panel_bytes, &quad, sizeof quad);
+        }
+    }
+    for (std::int64_t panel = 0; panel < panels; ++panel) {
+        store(sums + panel * kSums, totals[panel]);
+    }
+}
+
 }  // namespace
 
 GRAPHKIT_ISA_DEFINE(IntegerFunctions, integer_functions) = {
     kSums,
+    pack_panels,
     product<WidenedProducts, kWidenedVectors, kWidenedRows>,
 #if defined(__AVX512F__)
     product<DotProducts, kDotVectors, 6>,

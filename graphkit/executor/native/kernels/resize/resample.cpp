@@ -39,7 +39,7 @@ T element_of(C value, bool round) {
     } else if constexpr (std::is_floating_point_v<T>) {
         return static_cast<T>(value);
     } else {
-        const C whole = round ? std::nearbyint(value) : std::trunc(value);
+        const C whole = round ? std::nearbyint(value) : value;  // a conversion discards the fraction
         if (!(whole > static_cast<C>(std::numeric_limits<T>::min()))) {
             return std::numeric_limits<T>::min();
         }

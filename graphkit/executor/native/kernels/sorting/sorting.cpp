@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/sorting/short_rows.h"
 #include "kernels/sorting/sorting_table.h"
 #include "primitives/float_type.h"
 #include "runtime/bindings.h"
@@ -438,6 +439,16 @@ void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* sc
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
     const std::size_t bytes = aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
     const double cost = 50 + static_cast<double>(g.size) + 20 * static_cast<double>(k_);
+    if (g.inner == 1 && g.size >= 2 && g.size <= kRankedRow) {
+        parallel_for(threads(), g.outer, static_cast<double>(g.size), [&](std::int64_t begin, std::int64_t end) {
+            with_row_size(g.size, [&](auto size) {
+                top_of_short_rows<decltype(size)::value>(x + begin * g.size, end - begin, k_, largest_,
+                                                         values == nullptr ? nullptr : values + begin * k_,
+                                                         indices == nullptr ? nullptr : indices + begin * k_);
+            });
+        });
+        return;
+    }
     parallel_for(threads(), g.outer * g.inner, cost, [&](std::int64_t begin, std::int64_t end) {
         auto* const candidates =
             reinterpret_cast<Candidate<Key<T>>*>(scratch + static_cast<std::size_t>(thread_number()) * bytes);
