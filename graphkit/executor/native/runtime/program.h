@@ -252,7 +252,7 @@ class Program {
         std::vector<Location> locations;
         Block root;
         bool complete = false;
-        bool is_sized = true;    // all sizes are known before a run
+        bool is_sized = true;  // all sizes are known before a run
         bool has_sizes = false;  // see needs_sizes
         // The entries in each external memory: those of number i are entries[first[i]] to entries[first[i + 1] - 1].
         std::vector<std::uint32_t> entries;
@@ -264,7 +264,7 @@ class Program {
     std::shared_ptr<Code> code_;
     std::vector<const Kernel*> kernels_;
     std::vector<std::int64_t> offsets_;  // empty: locations in the arena hold offsets
-    std::vector<std::int64_t> sizes_;    // empty: steps hold numbers, not positions of sizes
+    std::vector<std::int64_t> sizes_;  // empty: steps hold numbers, not positions of sizes
 };
 
 struct Event {
