@@ -171,7 +171,7 @@ def layout_of(site: Site) -> LoopLayout:
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
         raise NotNative("an operand or result is not a tensor of numbers")
     view = LoopView.of(node)
-    _check_axes(view)
+    check_axes(view)
     if why := site.unspecialised.get((node, "body")):
         raise NotNative(why)
     lead, count = view.flag, view.state_count
@@ -241,7 +241,7 @@ def _largest_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
     return -1 if known is None else max(int(known[0]), 0)
 
 
-def _check_axes(view: LoopView) -> None:
+def check_axes(view: LoopView) -> None:
     """Raise NotNative unless slices are along the first axis, and thus contiguous."""
     for along in (*view.scan_inputs, *view.scan_outputs):
         shape = along.outer.tensor.shape

@@ -23,8 +23,8 @@ from graphkit.executor.devices.kernel import (
 )
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
-from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
-from graphkit.executor.lower.native_kernel import unread_operands
+from graphkit.executor.lower.branch import PARTS
+from graphkit.executor.lower.lowering import NotNative, Settings
 from graphkit.executor.lower.recorded_template import (
     RecordedFactory,
     RecordedStep,
@@ -33,7 +33,19 @@ from graphkit.executor.lower.recorded_template import (
     UnplannedKernel,
 )
 from graphkit.executor.lower.registry import kernel_context
-from graphkit.executor.memory.packing import PackedOperand, SharedOperands
+from graphkit.executor.lower.template_parts import (
+    Branching,
+    Flattened,
+    Part,
+    Planned,
+    Repeating,
+    all_graphs,
+    assumed_sizes,
+    branches_of,
+    loop_of,
+)
+from graphkit.executor.lower.template_writer import Writer
+from graphkit.executor.memory.packing import SharedOperands
 from graphkit.executor.memory.placement import Placement, place_values
 from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_graph
 from graphkit.ir import context
@@ -43,8 +55,10 @@ from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, Op
+from graphkit.ops.control.views import LoopView
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.bind import match_shapes, plain_name
+from graphkit.passes.core.sweep import is_control
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -145,37 +159,40 @@ class Template:
 
     `fixed`: the arrays of parameters among the inputs. Kernels may keep packed copies of them, until their version
     changes. Raises NotNative, with the reason, if the inputs have fixed sizes, or if `_require` rejects the graph: for
-    example, because it has updates, control flow, or sizes that are known only in a run.
+    example, because it has updates, or sizes that are known only in a run. The subgraphs of control flow must have the
+    types of their operands (see `specialise_subgraphs`).
     """
 
     def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
         self.graph = graph
         self.settings = settings
         symbols = _symbols_of(graph)
-        defined = defined_names({s for v in graph.values for d in _sizes_of(v) for s in _names(d)}, symbols)
-        self.placement = _require(graph, place_values(graph, frozenset([*symbols, *defined])), fixed)
-        self._known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
+        values = list(dict.fromkeys(v for each in all_graphs(graph) for v in each.values))
+        defined = defined_names({s for v in values for d in _sizes_of(v) for s in _names(d)}, symbols)
+        known_symbols = frozenset([*symbols, *defined])
+        self.placement = _require(graph, place_values(graph, known_symbols), fixed)
         self._inputs = {graph.name_of(v): v.tensor for v in graph.inputs if not v.tensor.is_static}
         self._table = SizeTable(symbols)
         self._symbols = {name: self._table.add(symbol(name)) for name in (*symbols, *defined)}
         self._types: dict[Value, _Typed] = {}
         self._bytes: dict[Value, int] = {}
-        for value in graph.values:
+        for value in values:
+            if not isinstance(value.type, TensorType) or value.type.shape is None:
+                raise NotNative(f"the size of {value} is not known before the run")
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
         # Pairs of positions in the table whose sizes must be equal, and the name of the node that requires it. Some
         # pairs are what symbolic inference has assumed; others are the bytes of a view and those of its root.
         self._equal: list[tuple[int, int, str]] = []
-        computed = set(self.placement.steps)
-        alike: dict[Hashable, _Step] = {}
-        nodes = [self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)]
-        nodes = [step for step in nodes if step.context is not None or not step.symbolic_inference]
+        self._names: dict[Node, str] = {}
+        self._nodes: list[_Step] = []
+        self._kernels = 0
+        self._numbers: dict[Dim, int] = {size: self._table.add(size) for size in (1, 8)}
+        self._alike: dict[Hashable, _Step] = {}
+        self.part = self._part(graph, self.placement, fixed, "")
+        nodes = self._nodes
         self._distinct_steps = list(dict.fromkeys(nodes))
-        for view, root in self.placement.root.items():
-            if self._bytes[view] != self._bytes[root]:
-                self._equal.append((self._bytes[view], self._bytes[root], self._node_name(view)))
         self._plans: dict[Hashable, MemoryPlan] = {}
-        self._nodes = nodes
         self._result_types = [r.value.dtype.numpy for r in self.placement.results]
         self.programs = self._native_programs(nodes)
 
@@ -236,9 +253,64 @@ class Template:
         except KeyError as name:
             raise NotNative(f"the value of {name} is unknown") from name
 
-    def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
+    def _part(self, graph: Graph, placement: Placement, fixed: Mapping[Value, VersionedArray], prefix: str) -> Part:
+        """Return a graph of the template with its steps. Their kernels get the next numbers."""
+        known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
+        computed = set(placement.steps)
+        steps: list[int | Branching | Repeating] = []
+        for node in graph.nodes:
+            if isinstance(node.op, Constant):
+                continue
+            self._names[node] = prefix + graph.node_name(node)
+            if is_control(node):
+                self._equal += [
+                    (self._table.add(a), self._table.add(b), self._names[node])
+                    for a, b in assumed_sizes(node, frozenset(placement.symbols))
+                ]
+                if node in computed:
+                    steps.append(self._control(node, placement, known))
+                continue
+            step = self._step(node, placement, known, node in computed)
+            if step.context is not None or not step.symbolic_inference:
+                self._nodes.append(step)
+            if node in computed:
+                steps.append(self._kernels)
+                self._kernels += 1
+        for view, root in placement.root.items():
+            if self._bytes[view] != self._bytes[root]:
+                self._equal.append((self._bytes[view], self._bytes[root], self._node_name(view)))
+        return Part(graph, placement, known, steps)
+
+    def _control(
+        self, node: Node, placement: Placement, known: Mapping[Value, VersionedArray]
+    ) -> Branching | Repeating:
+        """Return the subgraphs of an If, a Loop or a Scan."""
+        arrays = kernel_context(node, placement, known, self.settings).constant_inputs
+        static = {i: a for i, a in arrays.items() if (v := node.inputs[i]) is not None and v.tensor.is_static}
+        name, used = self._names[node], frozenset(placement.used)
+
+        def part(graph: Graph, fixed: Mapping[int, VersionedArray], prefix: str) -> Part:
+            inside = _require_sized(graph, place_values(graph, placement.symbols))
+            return self._part(graph, inside, {graph.inputs[i]: array for i, array in fixed.items()}, prefix)
+
+        if node.op.name == "If":
+            graphs, returned = branches_of(node, used)
+            fixed = {i - 1: array for i, array in static.items() if i > 0}
+            return Branching(
+                [part(g, fixed, f"{name}/{what}/") for g, what in zip(graphs, PARTS, strict=True)], returned
+            )
+        body, found = loop_of(node, used)
+        if found.trips is not None:
+            self._numbers[found.trips] = self._table.add(found.trips)
+        kept = [*(p for p, _ in found.unchanged), *range(len(node.inputs))[LoopView.of(node).at_captures]]
+        return found._replace(parts=[part(body, {p: static[p] for p in kept if p in static}, f"{name}/body/")])
+
+    def _step(
+        self, node: Node, placement: Placement, arrays_of: Mapping[Value, VersionedArray], computed: bool
+    ) -> _Step:
         """Return the _Step of this node. Nodes with equal operators, types and small constants share a _Step."""
-        known = kernel_context(node, self.placement, self._known, self.settings)
+        alike = self._alike
+        known = kernel_context(node, placement, arrays_of, self.settings)
         # Leave out constant operands whose sizes are symbolic: kernels read them like computed operands.
         arrays = {
             i: (v, a)
@@ -274,7 +346,7 @@ class Template:
             return False
         if any(not _names(d) <= self.placement.symbols for pair in assumed for d in pair):
             return False
-        name = self.graph.node_name(node)
+        name = self._names[node]
         self._equal += [(self._table.add(a), self._table.add(b), name) for a, b in assumed]
         return True
 
@@ -285,7 +357,7 @@ class Template:
     def _nonnegative(self) -> list[tuple[int, str]]:
         """Return the positions of all sizes of axes, each with the name of the first node whose results have it."""
         found: dict[int, str] = {}
-        for value in self.graph.values:
+        for value in self._types:
             for position in self._types[value].shape:
                 if position not in found:
                     found[position] = self._node_name(value)
@@ -293,7 +365,7 @@ class Template:
 
     def _node_name(self, value: Value) -> str:
         """Return the name of the node that computes a value; an empty text for inputs."""
-        return "" if value.node is None else self.graph.node_name(value.node)
+        return "" if value.node is None else self._names.get(value.node, "")
 
     # --- one node ---------------------------------------------------------------------------------------
 
@@ -333,27 +405,32 @@ class Template:
 
     def make_structure(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> tuple[Any, ...]:
         """Return the structure of a program with these kernels, for `SizedPrograms.at`."""
-        plan = self._plan(made, sizes)
-        writer = _Writer(self.graph, self.placement, self._known, plan)
+        flat = Flattened(lambda part: self._plan(part, made, sizes), self._position)
+        planned = flat.add(self.part)
+        writer = Writer(self.part, made, self._position)
         program = native_module().Program(self.settings.threads, 0, writer.externals)
-        for index in plan.order:
-            writer.step(program.root, index, self.placement.steps[index], made[index])
-        values = {request: self._bytes[value] for value, request in plan.request_of.items()}
-        steps = {request: -1 - index for index, request in plan.scratch_of.items()}
+        writer.write(program.root, self.part, planned)
         return (
             program,
-            plan.order,
-            native_module().MemoryRequests([(r.first, r.last, list(r.inplace)) for r in plan.requests]),
-            [values.get(number, steps.get(number, 0)) for number in range(len(plan.requests))],
+            flat.order,
+            native_module().MemoryRequests(flat.requests),
+            flat.sizes,
             [(external, self._elements(value), str(value.dtype)) for external, value in writer.shape_values.items()],
             SharedOperands(writer.fixed),
         )
+
+    def _position(self, what: Value | Dim) -> int:
+        """Return the position of the bytes of a value, or of a number of a control node, in the table of sizes."""
+        return self._bytes[what] if isinstance(what, Value) else self._numbers[what]
 
     def recorded(self, symbols: Mapping[str, int]) -> RecordedTemplate:
         """Return the template as plain data. Raises NotNative, which names a node whose kernels need Python.
 
         symbols: Sizes by symbol. They are used to choose the order of the steps.
         """
+        for node in self.graph.nodes:
+            if is_control(node):
+                raise NotNative(f"{self.graph.node_name(node)} contains subgraphs")
         sizes = self._table.values(symbols)
         made = [self._unplanned(step, sizes) for step in self._nodes]
         steps = [StepMemory(each.scratch_bytes, each.inplace, may_fail=False) for each in made]
@@ -361,9 +438,8 @@ class Template:
             self.graph, self.placement, steps, inplace=False, share=self.settings.share,
             nbytes=lambda v: sizes[self._bytes[v]],
         )  # fmt: skip
-        writer, builder = _Writer(self.graph, self.placement, self._known, plan), StepRecorder()
-        for index in plan.order:
-            writer.step(cast(Any, builder), index, self.placement.steps[index], cast(Any, made[index]))
+        writer, builder = Writer(self.part, cast(Any, made), self._position), StepRecorder()
+        writer.write(builder, self.part, Planned(plan, 0, {}, {}))
         number = {step: i for i, step in enumerate(self._distinct_steps)}
         place = {index: i for i, index in enumerate(plan.order)}
         values = {request: self._bytes[value] for value, request in plan.request_of.items()}
@@ -394,15 +470,26 @@ class Template:
             raise NotNative(f"the kernels of {name} are made by Python for some sizes")
         return UnplannedKernel(kernel)
 
-    def _plan(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> MemoryPlan:
+    def _plan(self, part: Part, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> MemoryPlan:
         """Return the memory plan. Kernels affect it only by their need of working memory and their in-place pairs."""
-        key = tuple([(m.scratch_bytes > 0, *m.inplace) for m in made])
+        # Only the order of updates depends on `may_fail`, and templates have no updates.
+        needs = [
+            StepMemory(int(made[step].scratch_bytes > 0), made[step].inplace, may_fail=False)
+            if isinstance(step, int)
+            else StepMemory(0, (), may_fail=False)
+            for step in part.steps
+        ]
+        key = (id(part.graph), tuple([(m.scratch_bytes, *m.inplace) for m in needs]))
         if key not in self._plans:
             self._plans[key] = plan_graph(
-                self.graph,
-                self.placement,
-                # Only the order of updates depends on `may_fail`, and templates have no updates.
-                [StepMemory(m.scratch_bytes, m.inplace, may_fail=False) for m in made],
+                part.graph,
+                part.placement,
+                [
+                    need
+                    if isinstance(step, Branching | Repeating)
+                    else need._replace(scratch_bytes=made[step].scratch_bytes)
+                    for need, step in zip(needs, part.steps, strict=True)
+                ],
                 inplace=self.settings.inplace,
                 share=self.settings.share,
                 nbytes=lambda v: sizes[self._bytes[v]],
@@ -414,61 +501,6 @@ class Template:
         elements = self._types[value].elements
         assert elements is not None, "the placement says that they are known"
         return elements
-
-
-class _Writer:
-    """Writes the steps of a template. Instead of offsets in the arena, it writes the numbers of memory requests.
-
-    `Program.resized` replaces them with offsets.
-    """
-
-    def __init__(self, graph: Graph, placement: Placement, known: Mapping[Value, VersionedArray], plan: MemoryPlan):
-        self._graph = graph
-        self._placement = placement
-        self._known = known
-        self._plan = plan
-        self._outside = {v: (i, 0) for i, v in enumerate(graph.inputs) if v not in known}
-        for number, result in enumerate(placement.results):
-            self._outside[placement.root[result.value]] = (len(graph.inputs) + number, 0)
-        self.externals = len(graph.inputs) + len(placement.results)
-        self.fixed: list[PackedOperand] = []
-        self.shape_values: dict[int, Value] = {}
-
-    def step(self, builder: _native.Builder, index: int, node: Node, made: _native.NodeKernel) -> None:
-        unread = unread_operands(made.kernel, node)
-        inputs = [ABSENT if v is None or i in unread else self._operand(made, i, v) for i, v in enumerate(node.inputs)]
-        inputs += [ABSENT] * (made.kernel.input_count - len(inputs))
-        used = self._placement.used
-        outputs = [self._location(v) if v in used else ABSENT for v in node.outputs]
-        outputs += [ABSENT] * (made.kernel.output_count - len(outputs))
-        scratch = self._plan.scratch_of.get(index)
-        at = ABSENT if scratch is None else (ARENA, scratch)
-        builder.kernel(self._graph.node_name(node), made.kernel, inputs, outputs, at)
-
-    def _operand(self, made: _native.NodeKernel, position: int, value: Value) -> Location:
-        root = self._placement.root[value]
-        if root not in self._known:
-            return self._location(value)
-        external, array = self._new(), self._known[root]
-        if position in made.packed:
-            layout = made.layouts[made.packed.index(position)]
-            self.fixed.append(PackedOperand(external, array, made.kernel, position, layout))
-        else:
-            self.fixed.append(PackedOperand(external, array))
-        return external, 0
-
-    def _location(self, value: Value) -> Location:
-        root = self._placement.root[value]
-        if root not in self._outside:
-            if self._placement.place[root] != "shape":
-                return ARENA, self._plan.request_of[root]
-            self._outside[root] = (self._new(), 0)
-            self.shape_values[self._outside[root][0]] = root
-        return self._outside[root]
-
-    def _new(self) -> int:
-        self.externals += 1
-        return self.externals - 1
 
 
 def _shapes(positions: Sequence[tuple[int, ...] | None], sizes: Sequence[int]) -> list[tuple[int, ...] | None]:
@@ -504,18 +536,24 @@ def _names(dim: Dim) -> frozenset[str]:
 
 def _require(graph: Graph, placement: Placement, fixed: Iterable[Value]) -> Placement:
     """Return the placement. Raises NotNative, with the reason, for graphs that a Template cannot represent."""
-    if graph.updates:
-        raise NotNative("states are written")
-    for value in graph.values:
-        if not placement.is_sized(value):
-            raise NotNative(f"the size of {value} is not known before the run")
-    for node in graph.nodes:
-        if node.op.subgraphs() and node.op.domain != DOMAIN:
-            raise NotNative(f"{graph.node_name(node)} contains subgraphs")
+    _require_sized(graph, placement)
     for value in fixed:
         if not value.tensor.is_static:
             raise NotNative(f"{value} may have another size each time")
     for result in placement.results:
         if not result.owned:
             raise NotNative("an output is not the result of a step, or is also another output")
+    return placement
+
+
+def _require_sized(graph: Graph, placement: Placement) -> Placement:
+    """Return the placement of a graph or subgraph. Raises NotNative for sizes that are known only in a run."""
+    if graph.updates:
+        raise NotNative("states are written")
+    for value in graph.values:
+        if not placement.is_sized(value):
+            raise NotNative(f"the size of {value} is not known before the run")
+    for node in graph.nodes:
+        if node.op.subgraphs() and node.op.domain != DOMAIN and not is_control(node):
+            raise NotNative(f"{graph.node_name(node)} contains subgraphs")
     return placement

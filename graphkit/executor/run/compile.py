@@ -138,6 +138,9 @@ def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: S
     from graphkit.executor.lower.template import Template
 
     settings = settings._replace(sizes_vary=True)
+    graph, unspecialised = _specialised(graph, CLEANUP)
+    for reason in unspecialised.values():
+        raise NotNative(reason)
     return Template(graph, {graph.inputs[position]: array for position, array in fixed.items()}, settings)
 
 

@@ -166,9 +166,11 @@ class SizedBuilder:
 
     def lower(self, shapes: Mapping[str, tuple[int, ...]]) -> LoweredGraph:
         """Lower the graph for these shapes without the template, to describe a program."""
-        graph = bind(self.template.graph, shapes)
+        from graphkit.passes.control.specialise import specialise_subgraphs
+
+        graph, unspecialised = specialise_subgraphs(bind(self.template.graph, shapes))
         fixed = {graph.inputs[i]: array for i, array in self._fixed.items()}
-        return lower_graph(graph, fixed, self.template.settings, {})
+        return lower_graph(graph, fixed, self.template.settings, unspecialised)
 
 
 class _SizedInstance:

@@ -292,9 +292,13 @@ def test_pools_that_round_up() -> None:
     [
         lambda x: F.non_zero(x),
         lambda x: F.mul(x, F.cast(F.size(F.non_zero(x)), to="float32")),
-        lambda x: gk.cond(F.greater(F.reduce_max(x, keepdims=False), np.float32(0)), lambda: x, lambda: F.neg(x)),
+        lambda x: gk.cond(
+            F.greater(F.reduce_max(x, keepdims=False), np.float32(0)),
+            lambda: F.non_zero(x),
+            lambda: F.non_zero(F.neg(x)),
+        ),
     ],
-    ids=["data decides", "inside", "control flow"],
+    ids=["data decides", "inside", "data decides in a branch"],
 )
 def test_others_are_compiled(make: Callable[[Value], Value]) -> None:
     net = gk.Model({"y": make(gk.input("x", ["N", 3]))})

@@ -41,16 +41,46 @@ Program::Program(int threads, std::size_t arena_bytes, int externals)
 }
 
 Program::Program(const Program& other, std::vector<const Kernel*> kernels, std::vector<std::int64_t> offsets,
-                 std::size_t arena_bytes)
+                 std::size_t arena_bytes, std::vector<std::int64_t> sizes)
     : threads_(other.threads_),
       arena_bytes_(arena_bytes),
       code_(other.code_),
       kernels_(std::move(kernels)),
-      offsets_(std::move(offsets)) {
-    if (!code_->complete || kernels_.size() != code_->root.steps.size() || other.kernels_.size() != kernels_.size()) {
+      offsets_(std::move(offsets)),
+      sizes_(std::move(sizes)) {
+    if (!code_->complete || !code_->is_sized || other.kernels_.size() != kernels_.size()) {
         throw NativeError(
-            "only the kernels of a complete program can be changed, and all of its steps must be kernels");
+            "only the kernels of a complete program can be changed, and all of its sizes must be known before a run");
     }
+}
+
+bool Block::is_sized() const {
+    for (const Step& step : steps) {
+        switch (step.kind) {
+            case Step::Kind::kernel:
+            case Step::Kind::copy:
+            case Step::Kind::branch:
+            case Step::Kind::loop:
+            case Step::Kind::commit:
+                break;
+            default:
+                return false;
+        }
+    }
+    for (const Branch& branch : branches) {
+        if (!branch.taken[0]->is_sized() || !branch.taken[1]->is_sized()) {
+            return false;
+        }
+    }
+    return std::all_of(loops.begin(), loops.end(), [](const Loop& loop) {
+        const auto has_buffer = [](const Loop::Slice& slice) { return slice.buffer >= 0; };
+        return loop.dynamic_states.empty() && loop.stacks.empty() && loop.empty == nullptr &&
+               std::none_of(loop.slices.begin(), loop.slices.end(), has_buffer) && loop.body->is_sized();
+    });
+}
+
+bool Block::has_only_kernels() const {
+    return std::all_of(steps.begin(), steps.end(), [](const Step& step) { return step.kind == Step::Kind::kernel; });
 }
 
 void Program::use_external(int external) {
@@ -80,6 +110,8 @@ void Program::complete() {
         return;
     }
     code.complete = true;
+    code.is_sized = code.root.is_sized();
+    code.has_sizes = !code.root.has_only_kernels();
     code.first.assign(static_cast<std::size_t>(code.externals) + 1, 0);
     for (const Location& location : code.locations) {
         if (location.external >= 0) {
@@ -289,7 +321,8 @@ void Instance::carry_out(const Block& block, const Step& step) {
             run_data_dependent(block.data_dependent[step.index], step.name);
             break;
         case Step::Kind::copy:
-            copy_bytes(table_[step.outputs], table_[step.inputs], step.bytes);
+            copy_bytes(table_[step.outputs], table_[step.inputs],
+                       static_cast<std::size_t>(program_->size(static_cast<std::int64_t>(step.bytes))));
             break;
         case Step::Kind::store:
             store(step.target, memory(step.source).data, memory(step.source).shape, step.bytes);

@@ -189,6 +189,11 @@ class Block {
     std::vector<Loop> loops;
     std::vector<Dynamic> dynamic;
     std::vector<DataDependentStep> data_dependent;
+
+    // Whether all sizes in this block, and in those inside, are known before a run.
+    bool is_sized() const;
+    // Whether all steps are kernels.
+    bool has_only_kernels() const;
 };
 
 // The part of a program that all its instances share. It is built step by step, then completed: an instance's table of
@@ -196,11 +201,12 @@ class Block {
 class Program {
   public:
     Program(int threads, std::size_t arena_bytes, int externals);
-    // Makes a program with the steps of `other`, which is complete, but with other kernels, one for each step. They
-    // must have as many operands as those of `other`. Locations in the arena of `other` hold positions in `offsets`.
-    // Throws NativeError if `other` has steps that are not kernels.
+    // Makes a program with the steps of `other`, which is complete, but with other kernels, one for each kernel step.
+    // They must have as many operands as those of `other`. Locations in the arena of `other` hold positions in
+    // `offsets`. Bytes of copies, and bytes, strides and iterations of loops hold positions in `sizes` (see
+    // needs_sizes). Throws NativeError if `other` has steps or buffers whose sizes are known only in a run.
     Program(const Program& other, std::vector<const Kernel*> kernels, std::vector<std::int64_t> offsets,
-            std::size_t arena_bytes);
+            std::size_t arena_bytes, std::vector<std::int64_t> sizes);
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
@@ -224,6 +230,12 @@ class Program {
     int externals() const { return code_->externals; }
     std::size_t entry_count() const { return code_->locations.size(); }
     const Kernel& kernel(const Step& step) const { return *kernels_[step.index]; }
+    // Whether some steps hold positions of sizes if other programs are made from this one. It must be complete.
+    bool needs_sizes() const { return code_->has_sizes; }
+    // Returns the number in a step that may hold the position of a size. Negative numbers are never positions.
+    std::int64_t size(std::int64_t held) const {
+        return sizes_.empty() || held < 0 ? held : sizes_[static_cast<std::size_t>(held)];
+    }
     Block& root() { return code_->root; }
     const Block& root() const { return code_->root; }
 
@@ -240,6 +252,8 @@ class Program {
         std::vector<Location> locations;
         Block root;
         bool complete = false;
+        bool is_sized = true;  // all sizes are known before a run
+        bool has_sizes = false;  // see needs_sizes
         // The entries in each external memory: those of number i are entries[first[i]] to entries[first[i + 1] - 1].
         std::vector<std::uint32_t> entries;
         std::vector<std::uint32_t> first;
@@ -250,6 +264,7 @@ class Program {
     std::shared_ptr<Code> code_;
     std::vector<const Kernel*> kernels_;
     std::vector<std::int64_t> offsets_;  // empty: locations in the arena hold offsets
+    std::vector<std::int64_t> sizes_;  // empty: steps hold numbers, not positions of sizes
 };
 
 struct Event {

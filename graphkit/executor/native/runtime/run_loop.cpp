@@ -19,9 +19,10 @@ std::size_t stacked_bytes(std::int64_t rows, std::size_t row) {
 void Instance::run_loop(const Loop& loop, const std::string& name) {
     const std::int64_t trips = start_loop(loop, name);
     bool go_on = loop.condition == Loop::kNone || read_bool(loop.condition);
-    if (go_on && loop.trips >= 0 && trips > loop.trips) {  // rows of slices would be outside of their memory
+    const std::int64_t most = program_->size(loop.trips);
+    if (go_on && most >= 0 && trips > most) {  // rows of slices would be outside of their memory
         throw NativeError(name + ": the trip count is " + std::to_string(trips) + ", but at most " +
-                          std::to_string(loop.trips) + " iterations were expected");
+                          std::to_string(most) + " iterations were expected");
     }
     std::int64_t done = 0;
     while (go_on && (trips < 0 || done < trips)) {
@@ -43,7 +44,7 @@ void Instance::run_loop(const Loop& loop, const std::string& name) {
 
 // Prepares a loop. Returns the largest number of iterations, -1 if it is not limited.
 std::int64_t Instance::start_loop(const Loop& loop, const std::string& name) {
-    std::int64_t trips = loop.trips;
+    std::int64_t trips = program_->size(loop.trips);
     if (loop.trip_count != Loop::kNone) {
         trips = std::max(*static_cast<const std::int64_t*>(table_[loop.trip_count]), std::int64_t{0});
     }
@@ -76,7 +77,7 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
     for (const Loop::Slice& slice : loop.slices) {
         const std::int64_t place = slice.backwards ? trips - 1 - iteration : iteration;
         const std::int64_t stride = slice.buffer < 0
-                                        ? slice.stride
+                                        ? program_->size(slice.stride)
                                         : static_cast<std::int64_t>(row_bytes(memory(slice.buffer).shape, slice.item));
         set_external(slice.external, at(table_[slice.whole], place * stride));
     }
@@ -100,7 +101,7 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
 
 // Returns the value that the previous iteration wrote. `after` already refers to the row of this iteration.
 void* Instance::latest(const Loop::State& value, std::int64_t iteration) const {
-    const auto bytes = static_cast<std::int64_t>(value.bytes);
+    const std::int64_t bytes = program_->size(static_cast<std::int64_t>(value.bytes));
     void* const row = memory_[static_cast<std::size_t>(value.after)].data;
     switch (value.kept) {
         case Loop::State::Kept::turns:
@@ -150,7 +151,8 @@ void Instance::end_loop(const Loop& loop, std::int64_t done, const std::string& 
             const void* const last = done == 0                                ? table_[value.initial]
                                      : value.kept == Loop::State::Kept::turns ? latest(value, done)
                                                                               : memory(value.after).data;
-            copy_bytes(table_[value.final], last, value.bytes);
+            copy_bytes(table_[value.final], last,
+                       static_cast<std::size_t>(program_->size(static_cast<std::int64_t>(value.bytes))));
         }
     }
     for (const Loop::DynamicState& value : loop.dynamic_states) {

@@ -142,8 +142,10 @@ ProgramAt SizedPrograms::program(const Structure& structure, Kernels&& kernels, 
     for (const std::size_t index : structure.order) {
         ordered.push_back(kernels[index]->kernel);
     }
-    auto made = std::make_unique<BoundProgram>(*nb::cast<const BoundProgram*>(structure.program), std::move(ordered),
-                                               std::move(layout.offsets), static_cast<std::size_t>(layout.arena_bytes));
+    const auto& resized = *nb::cast<const BoundProgram*>(structure.program);
+    auto made = std::make_unique<BoundProgram>(resized, std::move(ordered), std::move(layout.offsets),
+                                               static_cast<std::size_t>(layout.arena_bytes),
+                                               resized.needs_sizes() ? sizes : Dims());
     made->sized_kernels = std::move(kernels.distinct);
     for (const auto& [external, elements] : structure.shape_values) {
         made->shape_values.emplace_back(external, elements.at(sizes));
@@ -212,7 +214,8 @@ GRAPHKIT_BINDINGS(sized_programs, "sized_kernels", "size_table", "arena_layout",
              "none.\n"
              "structured: structured(kernels, sizes) returns the structure of a program with such kernels: (program, "
              "order of the nodes, memory requests, their sizes, shape values, operands). In the program, offsets in "
-             "the arena are numbers of requests. The size of a request is a position in `table`; for the working "
+             "the arena are numbers of requests. Bytes of copies, and bytes, strides and iterations of loops, are "
+             "positions in `table`. The size of a request is a position in `table`; for the working "
              "memory of node i, it is -1 - i. Shape values are (external memory, positions of the elements, dtype). "
              "`at` returns the operands unchanged.\n\n"
              "Raise Error if a size overflows or is negative, or if sizes that must be equal differ.")
