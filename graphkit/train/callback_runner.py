@@ -40,8 +40,8 @@ class CallbackRunner:
         self.callbacks = tuple(callbacks)
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
         self._started: list[Callback] = []
-        # The states before `on_epoch_end`, until it has succeeded. Checkpoints store them, because a resumed run
-        # repeats the call.
+        # While `on_epoch_end` runs, and after it has failed: the states from before the call. Otherwise None.
+        # Checkpoints store them, because a resumed run repeats the call.
         self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store

@@ -271,8 +271,8 @@ class ReduceOnPlateau(_Patient):
 class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
-    As soon as an epoch has had a finite number, the folder always contains a complete best model. Its metadata contains
-    the epoch (`best_epoch`) and the monitored number (such as `best_valid_loss`).
+    After the first epoch whose monitored number is finite, the folder always contains a complete best model. Its
+    metadata contains the epoch (`best_epoch`) and the number (such as `best_valid_loss`).
 
     With `keep` above 1, the folder also contains the models of the `keep` best epochs, as `best-epoch-N.json`. A model
     is removed after a better one is complete. If epochs have equal numbers, the earlier one counts as better.

@@ -49,7 +49,7 @@ class Evaluation:
     ) -> dict[str, float]:
         """Return the metrics of a data set by name, in the order of `specs`, `loss` first.
 
-        `loss` is the mean over batches, weighted by `weight_in`.
+        `loss` is the weighted mean over batches. `weight_in` computes the weight of a batch.
 
         Args:
             weighted: Whether the data have sample weights, which count only in the loss.

@@ -76,8 +76,8 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
-        # Ends all processes together after a SIGTERM, or None. Its constructor clears this rank's message from an
-        # earlier `fit`. It must run before `_compare_ranks`: after that, other ranks may read the message.
+        # Ends all processes together after a SIGTERM, or None. Its constructor withdraws what this rank announced in an
+        # earlier `fit`. It must run before `_compare_ranks`: after that, other ranks may read the announcement.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)

@@ -113,7 +113,7 @@ class Position:
             self.until = max(until, self.epoch + 1)
 
     def hold_out(self, share: float | None, resumed: bool) -> None:
-        """Set the share of the data that the run holds out, before `plan`.
+        """Set the share of the data that the run holds out. It must be called before `plan`.
 
         Raises UsageError if a continued run held out another share: training and validation data would mix.
         """

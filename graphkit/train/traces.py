@@ -44,7 +44,7 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
 
 
 def _origin(store: KVStore) -> int:
-    """Return when rank 0 passed its first barrier, in nanoseconds on the clock of this process.
+    """Return the time at which rank 0 passed its first barrier, in nanoseconds on the clock of this process.
 
     Between machines, the offset of clocks is the median difference after several barriers, which end at about the same
     time on all ranks.

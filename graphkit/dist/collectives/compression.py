@@ -1,7 +1,7 @@
 """Gradient compression. The part of a gradient that is not sent (the residual) is added to the next gradient.
 
 Error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019. NaN and infinite elements leave no
-residual. A NaN stays NaN. `2bit` sends infinity as NaN, and `top_k` ranks NaN as infinity.
+residual. A NaN stays NaN. `2bit` sends infinity as NaN, and `top_k` orders NaN like infinity.
 """
 
 from __future__ import annotations

@@ -235,8 +235,8 @@ class HeartbeatMonitor:
         slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
         here = self._hosts[self._here]
         found = [self._loss_of(rank, slots[rank], here, now) for rank in here.ranks]
-        # The leader writes the slots of other hosts. So another host is silent for the time from its own last heartbeat
-        # to that of the leader. If the leader is silent, other hosts are not checked.
+        # Only the leader of this host hears other hosts, and writes their slots. So the silence of another host is
+        # measured up to the last heartbeat of this leader. If the leader is silent, other hosts are not checked.
         latest = float(slots[here.ranks[0]]["alive"])
         if now - latest <= self.timeout:
             for index, host in enumerate(self._hosts):
@@ -305,7 +305,7 @@ class HeartbeatMonitor:
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
             if self._relay is not None:
-                # `lost` compares times: read the heartbeats of other hosts before writing that of this process.
+                # `lost` subtracts the heartbeats of other hosts from that of this process: read them before writing it.
                 self._relay.read()
             # A process that waits is not stalled itself.
             self._write(progress=self.is_working or self._waits_since is not None)

@@ -14,9 +14,10 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
     """Return the communicator of the workers: all processes except the last `servers`.
 
     The first call initialises MPI: every process must make it within `timeout` seconds (default: GRAPHKIT_RANK_TIMEOUT;
-    at least start.LEAST_TIMEOUT). Later calls return the same communicator. If their `servers` are above 0,
-    they raise UsageError for values of `servers` and `replicated` that the first call did not have. replicated: survive
-    the loss of a server.
+    at least start.LEAST_TIMEOUT). Later calls return the same communicator.
+
+    A later call with `servers` above 0 raises UsageError unless its `servers` and `replicated` equal those of the first
+    call. replicated: survive the loss of a server.
     """
     global _joined
     if _joined is None:

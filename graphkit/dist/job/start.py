@@ -106,7 +106,7 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
     native extension, faulthandler prints a traceback and exits with status 1.
 
     Args:
-        seconds: The limit; infinite, or with one process: no limit.
+        seconds: The limit. There is none if it is infinite, or if the job has one process.
         place: Rank and number of processes (default: from the launcher).
         done: What the missing processes have not done, for the message.
     """

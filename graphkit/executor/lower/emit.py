@@ -181,7 +181,7 @@ class _Locations(dict[Value | None, Location]):
             if operand is None or position in unread:
                 found.append(ABSENT)
             elif position in packed:
-                # Looking up this operand would keep the unpacked array in memory.
+                # `self[operand]` would keep the unpacked array in memory.
                 array = self._lowered.fixed[self._root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:

@@ -1,4 +1,4 @@
-"""Find the steps that can fail first in a run, and the loop with the most iterations."""
+"""Find the steps whose failure can be the first one in a run, and the loop with the most iterations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import Op
 from graphkit.ops._op import number_of, value_check
 
-# A loop of at most this many steps in all iterations is short: it may run after the first overwritten state, when
-# neither the time limit nor Ctrl-C ends the run.
+# A loop of at most this many steps in all iterations is short. After a state has been overwritten, neither the time
+# limit nor Ctrl-C ends the run, so only short loops may run then.
 SHORT_LOOP = 10_000
 
 

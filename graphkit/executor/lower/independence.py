@@ -102,7 +102,8 @@ class _Proof:
         first, kind = node.operands[0], _shape(node.outputs[0].type) or ()
         if is_op(node, "Transpose", "Unsqueeze") or (is_op(node, "Squeeze") and len(node.operands) > 1):
             # These operators only move, add or remove axes: the rows are along the axis of the result that has their
-            # size. A Squeeze without axes would remove this axis for a single row.
+            # size. Squeeze needs given axes: without them, it would remove this
+            # axis if there is only one row.
             return [kind.index(self._rows)] if axes.keys() == {first} and self._rows in kind else None
         if is_op(node, *_ALONG_AN_AXIS):
             return self._along(node, axes)
@@ -167,7 +168,7 @@ class _Proof:
             self.inner |= dict.fromkeys(results, axis)
 
     def _repeated_axis(self, node: Node) -> int | None:
-        """Return the axis along which a node repeats one row for each row of the inputs, or None."""
+        """If a node copies one row as many times as the inputs have rows, return the axis of the copies, else None."""
         kind = _shape(node.outputs[0].type) or ()
         axis = kind.index(self._rows) if self._rows in kind else 0
         if not self._has_rows(node.outputs[0], axis):

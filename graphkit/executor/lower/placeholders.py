@@ -160,7 +160,7 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     3. Sizes that fit the other operand of a matrix product.
     4. For broadcasting: the size that another operand has along the same axis, counted from the end. The first try
        ignores axes of size 1; the second one includes them.
-    5. If an expression such as a + b gives a dimension: 0 for all of its unknown sizes but one.
+    5. If a dimension is an expression such as a + b: 0 for all symbols of the expression but one.
     6. 1 for all sizes.
     """
     shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]

@@ -24,8 +24,7 @@ from graphkit.passes.core.sweep import rewrite
 # Larger derived arrays are released when no program refers to them: usually one kernel reads and packs them.
 KEPT_BYTES = 1 << 16
 
-# Results that need more memory are not prepacked: more than this many times the bytes of the operands, and more than
-# 1024 bytes.
+# Results are not prepacked if they need more than 1024 bytes and more than this many times the bytes of the operands.
 GROWTH_LIMIT = 4
 
 

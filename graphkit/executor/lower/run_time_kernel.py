@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
     """The implementation of a node for given shapes.
 
     Attributes:
-        shapes: The shapes of the results; empty for a function.
+        shapes: The shapes of the results; empty if `function` is set.
         views: Pairs (operand, result): this result is a view of this operand.
         known: The bytes of results with known elements, by position.
     """

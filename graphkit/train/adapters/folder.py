@@ -37,7 +37,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False,),
     "alora_invocation_tokens": ({}, []),
 }
-# Settings of peft that must be lists of names, or of one of these types.
+# Settings of peft that must be lists of names. Each may also have one of the types given here.
 _OF_NAMES: Mapping[str, tuple[type, ...]] = {"target_modules": (str,), "modules_to_save": ()}
 
 

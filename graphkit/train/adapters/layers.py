@@ -235,7 +235,9 @@ def leaves_of(value: Value) -> set[Value]:
 
 
 def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Value, set[Any]]:
-    """Return a set for each graph input: the keys of the weights that depend on it, and None if anything else does.
+    """For each graph input, return the set of the keys of the weights that depend on it.
+
+    If anything else depends on the input, the set also contains None.
 
     weights: the weights of the layers in the outermost graph.
     """
@@ -260,7 +262,7 @@ def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Val
 
 
 def _layer_name(graph: Graph, place: _Place, uses: dict[Value, set[Any]]) -> str:
-    """Return the name of a layer: of its weight, of its module in PyTorch, or of its node.
+    """Name a layer after its weight, its module in PyTorch, or its node, and return this name.
 
     The weight's name is used only if nothing else, such as an embedding, reads its parameter.
     """

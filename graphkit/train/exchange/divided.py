@@ -252,7 +252,7 @@ class BatchWeights:
 
 
 def kind_of(store: ParamStore, name: str) -> Kind:
-    """Return the dtype and rank of a stored array, which the receiver of a message must know."""
+    """Return the dtype and number of axes of a stored array, which the receiver of a message must know."""
     kind = store.type_of(name)
     return Kind(kind.dtype.numpy, len(kind.static_shape))
 

@@ -103,8 +103,9 @@ class WorkerExchange(LocalExchange):
 class Servers(WorkerExchange):
     """Workers push gradients, and servers update the parameters.
 
-    A step pulls parameters, computes gradients and pushes them; of lazy tables, only the rows that the batch reads.
-    With `accumulate`, a worker pulls before the first accumulated batch, and pushes the mean gradient after the last.
+    A step pulls parameters, computes gradients and pushes them. Of lazy tables, it pulls and pushes only the rows that
+    the batch reads. With `accumulate`, a worker pulls before the first accumulated batch, and pushes the mean gradient
+    after the last.
 
     Servers apply the optimizer, the learning rate and the moving averages. Workers clip their own gradients, and have
     their own running statistics.

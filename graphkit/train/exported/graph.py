@@ -93,7 +93,7 @@ def _input(graph: Graph, name: str) -> Value | None:
 def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] = ()) -> Graph:
     """Replace inputs of a graph by the values in `table`.
 
-    The inputs of the result include all new values. If nodes compute a new value, the caller must remove it from these
+    All new values become inputs of the result, even those that nodes compute: the caller must remove these from the
     inputs.
 
     read: graph inputs from which nodes compute the new values.

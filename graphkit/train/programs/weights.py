@@ -55,7 +55,7 @@ def target_count(graph: Graph, target: Value) -> Value | None:
     """Return the weight of a batch: the product of the symbolic dimensions of `target`, as a float32 scalar.
 
     For a target [N, T, 3], it is N * T. Return None if the number of samples is the only symbolic dimension: it is then
-    the weight. If the rank is unknown, all elements are counted.
+    the weight. If the number of axes is unknown, all elements are counted.
     """
     shape = target.tensor.shape
     if shape is None:

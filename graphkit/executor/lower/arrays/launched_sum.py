@@ -137,8 +137,8 @@ class SumQueue:
     def stream_wait(self, keys: Sequence[str]) -> None:
         """Let later work of the program's stream wait for collectives.
 
-        Outside recordings, the host waits, too. Otherwise, if a process is lost, the collective never ends: later work
-        could fill the queue of the stream, and block the host.
+        Outside recordings, the host waits, too. If a process is lost, the collective never ends. A host that did not
+        wait would then add work until the queue of the stream is full, and block.
         """
         known = [key for key in keys if key in self._events]
         if known:
