@@ -46,7 +46,7 @@ def promotes(before: str) -> list[str]:
 
 
 def test_first_pauses_promote_their_objects() -> None:
-    assert promotes("") == ["True False"] * 3 + ["False False"] * 2
+    assert promotes("") == ["True False"] * 4 + ["False False"]
 
 
 def test_objects_that_user_has_frozen_stay_frozen() -> None:

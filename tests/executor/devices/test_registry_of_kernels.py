@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -47,6 +47,11 @@ class PausingDict(dict[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         found = super().get(key, default)
+        self._pause()
+        return found
+
+    def keys(self) -> KeysView[Any]:
+        found = super().keys()
         self._pause()
         return found
 
