@@ -33,7 +33,8 @@ class Transport(Collectives):
 
     Args:
         bucket_bytes: Bytes of gradients that are all-reduced together (default: from the measured latency).
-        servers_of: Type of a store with servers. Workers then do not sum gradients inside programs.
+        servers_of: The type of the store if it has servers, else "". With servers, workers do not sum gradients inside
+            programs.
     """
 
     def __init__(self, communicator: Communicator, bucket_bytes: int | None = None, servers_of: str = ""):

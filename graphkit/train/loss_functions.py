@@ -151,8 +151,8 @@ def target_weight(
 def weight_sum(target: Value, sample_weight: Value, *, every_target: bool) -> Value:
     """Return the sum of the weights of samples, as a float32 scalar.
 
-    every_target: Multiply the sum by the symbolic sizes of a sample's target, such as the number of steps of a
-        sequence.
+    every_target: Multiply the sum by the number of targets of a sample, such as the number of steps of a sequence.
+        Axes with a fixed size are not counted.
     """
     total = F.reduce_sum(F.cast(sample_weight, to="float32"), keepdims=False)
     shape = target.tensor.shape

@@ -88,7 +88,7 @@ def _is_negligible(bound: Value | None, end: float) -> bool:
 
 
 def _classes_are_last(found: _Source) -> bool:
-    """Whether the axis of a Softmax is the last axis of the output, except for axes of size 1 that were removed."""
+    """Whether the axis of a Softmax is the last axis of the output, not counting removed axes of size 1."""
     shape = first(found.node).tensor.shape
     if shape is None:
         return not found.path and found.node.op.attributes()["axis"] == -1

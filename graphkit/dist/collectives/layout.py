@@ -13,7 +13,7 @@ from graphkit.named_tuples import NamedTuple
 
 # Arrays and slices begin at multiples of this number of bytes, as in programs.
 ALIGNMENT = 64
-# Arrays with smaller gaps, in bytes, form a bucket without a copy.
+# Neighbouring arrays with fewer than this many bytes between them form a bucket without a copy.
 _GAP = 64
 
 

@@ -27,7 +27,7 @@ _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGQUIT)
 # Exit codes of graphkit's own processes after an interruption or termination, which do not mean that a signal ended
 # them.
 _OWN_CODES = (130, 143)
-# MPICH's launcher may combine the statuses of processes with a bitwise or: 2 and 5 give 7, 2 and 9 (SIGKILL) give 11.
+# MPICH's launcher may combine the statuses of processes with a bitwise or: 2 | 5 is 7, and 2 | 9 (SIGKILL) is 11.
 # These statuses may be combinations, or signals.
 _COMBINED = (6, 7, 11, 13)
 # Longest delay of Python's signal handlers while this process waits for the job, in seconds.

@@ -80,8 +80,8 @@ class Replica:
         kept = self._kept.get(worker)
         if kept is not None and kept.number == number:
             return True, [kept]
-        # A repeated request has changed nothing, or still waits for other workers. Drop a waiting request, and run it
-        # again.
+        # A repeated request has changed nothing, or its first copy still waits for other workers. Forget that copy, and
+        # run the request again.
         self.server.forget(worker)
         return True, self._take(worker, fields, arrays)
 

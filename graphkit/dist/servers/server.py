@@ -51,7 +51,7 @@ Answers: TypeAlias = Iterator[tuple[int, np.ndarray]]
 class Server:
     """The state of one server, independent of how messages are sent.
 
-    `stalest` is the largest number of steps by which the slowest worker was behind one that pulled.
+    `stalest` is the largest number of steps by which the slowest worker was behind a pulling worker.
     """
 
     def __init__(self, workers: int):

@@ -121,7 +121,7 @@ class Collectives(Protocol):
 
 
 class Channels(Protocol):
-    """Sender and receiver use the same tags `number` in the same order."""
+    """Copies arrays between ranks. Sender and receiver must pass the same values of `number` in the same order."""
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
         """Send a copy of an array to the rank `to`. key: its name in error messages."""

@@ -184,7 +184,7 @@ class _Proof:
         types = [None if value is None else value.type for value in node.inputs]
         if any(kind is not None and _shape(kind) is None for kind in types):
             return False
-        # Types of the results show whether a new shape keeps the rows along axis 0.
+        # Only Reshape and Resize may read the number of rows: their results' types show whether axis 0 has the rows.
         if not self.counts.isdisjoint(node.operands) and not is_op(node, "Reshape", "Resize"):
             return False
         if is_op(node, "MaxPool"):

@@ -33,8 +33,8 @@ from graphkit.ops.evaluate import failure_of, run_node
 
 _KEPT = 4096
 
-# A value of the native program: its buffer, bytes of an element, number of elements (without a buffer), and whether
-# shapes depend on its elements.
+# A value of the native program: its buffer, the bytes of an element, the number of elements if it has no buffer, and
+# whether shapes depend on its elements.
 RunTimeOperand: TypeAlias = tuple[int, int, int, bool]
 
 Shapes: TypeAlias = Sequence[Sequence[int] | None]

@@ -78,7 +78,7 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
 
     The exact name of a layer selects only this layer, even if it contains brackets.
 
-    A warning lists matching layers that cannot have adapters, if another one can.
+    If a pattern matches layers that can have adapters and layers that cannot, a warning lists the latter.
 
     Raises:
         UsageError: A pattern matches no layer that can have an adapter, or two layers have the same name.
