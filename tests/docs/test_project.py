@@ -35,6 +35,12 @@ def test_modules_that_tests_import_by_name_have_names_of_their_own() -> None:
             assert found.setdefault(path.stem, path) == path
 
 
+def test_pages_contain_no_conflict_markers() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md")]
+    markers = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+    assert [path for path in pages if markers.search(path.read_text("utf-8"))] == []
+
+
 def test_wheels_are_built_for_pythons_that_are_supported() -> None:
     oldest = PROJECT["project"]["requires-python"].removeprefix(">=").replace(".", "")
     assert PROJECT["tool"]["cibuildwheel"]["build"].split()[0] == f"cp{oldest}-*"

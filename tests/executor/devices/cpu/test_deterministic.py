@@ -215,3 +215,25 @@ def test_work_is_shared_by_the_team() -> None:
         for n in (1, 2, 4)
     ]
     assert needed[0] < needed[1] < needed[2]
+
+
+@in_one_item()
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 40])
+def test_products_with_constant_and_computed_matrices_are_equal(rows: int, bias: bool) -> None:
+    """A rank of several has constant parameters where one process that accumulates has computed ones."""
+    operands = [draw(shape, "float32") for shape in ((rows, 700), (700, 520), (520,))[: 3 if bias else 2]]
+    options: dict[str, Any] = dict(transpose_a=False, transpose_b=False, alpha=1.0, beta=1.0, epilogue=None, vary=False)
+    found = []
+    for constant in (False, True):
+        factory = native.ProductFactory(
+            **options, has_bias=bias, pack_b=constant, dtype="float32", deterministic=True, threads=1
+        )
+        kernel = factory([v.shape for v in operands], [(rows, 520)])
+        given = list(operands)
+        for i in kernel.packed_inputs:
+            given[i] = aligned_bytes(kernel.packed_bytes(i))
+            kernel.pack(i, operands[i], given[i])
+        found.append(np.empty((rows, 520), np.float32))
+        kernel(given, [found[-1]])
+    assert found[0].tobytes() == found[1].tobytes()

@@ -43,6 +43,9 @@ BlockedOperand blocked_operand(const Dims& shape, bool transposed, bool vector_i
     const std::int64_t m = shape[shape.size() - 2];
     const std::int64_t n = shape[shape.size() - 1];
     Dims batch(shape.begin(), shape.end() - 2);
+    if (transposed && n == 1) {
+        return {batch, 1, m, m, 1};  // a contiguous row: the step leads to that of the next matrix
+    }
     return transposed ? BlockedOperand{batch, n, m, 1, n} : BlockedOperand{batch, m, n, n, 1};
 }
 

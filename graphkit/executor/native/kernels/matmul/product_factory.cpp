@@ -124,15 +124,16 @@ class ProductFactory final : public KernelFactory {
     }
 
     // Whether graphkit's kernel multiplies two computed matrices faster than the library, measured with AVX-512. The
-    // library applies activations to many rows faster. Deterministic results must not depend on the number of rows:
-    // ranks that train together must compute the same bits as one process.
+    // library applies activations to many rows faster. Deterministic results must not depend on whether the matrix is
+    // constant, as for packs_b.
     bool suits_blocks(const Dims& a, const Dims& b) const {
         const bool applies = options_.type == ElementType::f32 && options_.epilogue.residual == 0 && !options_.pack_b &&
-                             !options_.transpose_a && !options_.transpose_b && isa() == Isa::avx512;
+                             !options_.deterministic && !options_.transpose_a && !options_.transpose_b &&
+                             isa() == Isa::avx512;
         if (!applies || a.size() < 2 || b.size() != 2 || b[0] < kBlockDepth || b[1] < kBlockColumns) {
             return false;
         }
-        return !fused_ || (!options_.deterministic && count(Dims(a.begin(), a.end() - 1)) <= kActivatedRows);
+        return !fused_ || count(Dims(a.begin(), a.end() - 1)) <= kActivatedRows;
     }
 
     // Whether there is no bias, or one that is added to each row.
