@@ -135,7 +135,7 @@ class Pow(Binary):
     """a ** b with broadcasting; the result has a's dtype, b may have another one.
 
     An integer with a negative exponent gives the reciprocal, rounded towards zero; the reciprocal of 0 raises
-    RuntimeFailure.
+    RuntimeFailure. The exponents 1, 2 and 3 of an integer give exact products also if they are floating-point numbers.
     """
 
     types = {"a": NUMERIC, "b": NUMERIC}
@@ -162,7 +162,12 @@ class Pow(Binary):
             odd = (b & 1) != 0
             reciprocal = xp.where(a == 1, 1, xp.where(a == -1, xp.where(odd, -1, 1), 0) if a.dtype.kind == "i" else 0)
             return xp.where(b < 0, reciprocal, xp.power(a, xp.where(b < 0, 0, b))).astype(a.dtype)
-        return xp.power(a, b)
+        power = xp.power(a, b)
+        if a.dtype.kind in "iu" and power.dtype.kind == "f":
+            power = power.astype(a.dtype)
+            for exponent, product in ((1, a), (2, a * a), (3, a * a * a)):
+                power = xp.where(b == exponent, product, power)
+        return power
 
     def grad(self, node: Node, dy: Any) -> Any:
         a, b = node.operands

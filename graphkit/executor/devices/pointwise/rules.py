@@ -152,6 +152,7 @@ def _pow(code: Instructions, op: Op, a: Term, b: Term) -> Term | None:
     """Compute in the type to which numpy promotes both operands.
 
     Integers are computed in the type of `a`, or with 64 bits: overflow wraps around, so the lower bits are the same.
+    With the exponents 1, 2 and 3, powers of integers are products, whatever type the exponent has.
     """
     if a.dtype in HALVES or b.dtype in HALVES:
         # float16 and bfloat16 operands count as float32, whatever type the other operand has.
@@ -165,7 +166,13 @@ def _pow(code: Instructions, op: Op, a: Term, b: Term) -> Term | None:
     if a.dtype in FLOATS | INTEGERS and exponent in (1, 2, 3):
         square = code.emit("mul", a, a) if exponent != 1 else a
         return code.emit("mul", square, a) if exponent == 3 else square
-    return code.cast(code.emit("pow", code.cast(a, joint), code.cast(b, joint), dtype=joint), a.dtype)
+    power = code.cast(code.emit("pow", code.cast(a, joint), code.cast(b, joint), dtype=joint), a.dtype)
+    if exponent is not None or a.dtype not in INTEGERS or joint in INTEGERS:
+        return power
+    square = code.emit("mul", a, a)
+    for number, product in ((1, a), (2, square), (3, code.emit("mul", square, a))):
+        power = code.emit("select", code.emit("equal", b, number, dtype=DType.BOOL), product, power, dtype=a.dtype)
+    return power
 
 
 @_rule("Clip")

@@ -251,6 +251,21 @@ def test_powers_of_mixed_types(a, b):
     check(run_kernel(kernel_of(node), node, [x, y])[0], run_node(node, [x, y])[0])
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
+@pytest.mark.parametrize("exponent", [np.float32(1), np.float64(2), np.float16(3), np.float32(3)], ids=repr)
+def test_integers_with_whole_float_exponents_are_exact(dtype, exponent):
+    """Constant and fed exponents, and the reference, give the bits of products, also beyond 2^53."""
+    x = np.array([94906267, 2**31 - 1, 46341, 200000, 7, 0], dtype)
+    expected = np.prod(np.stack([x] * int(exponent)), axis=0, dtype=dtype)
+    single, several = np.asarray(exponent), np.full(len(x), exponent)
+    for y in (single, several):
+        node = node_of(registry.get("", "Pow")(), x, y)
+        check(run_node(node, [x, y])[0], expected)
+        check(run_kernel(kernel_of(node), node, [x, y])[0], expected)
+    fed = gk.input("x", x.shape, dtype)
+    check(gk.Model({"y": F.pow(fed, F.constant(value=single))}).run({"x": x})["y"], expected)
+
+
 SPECIAL = np.array(
     [0.0, -0.0, np.inf, -np.inf, np.nan, 1.5, -2.5, 0.5, 1e-40, -1e-40, 3e38, 2.0**23 + 1, -0.5], np.float32
 )
