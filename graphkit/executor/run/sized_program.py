@@ -17,7 +17,7 @@ from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Group, Instance, InstancedProgram
 from graphkit.executor.run.sized_runs import Host, Shapes, SizedRuns
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.limits import Limits
 from graphkit.ir.types import TensorType
 from graphkit.passes.core.bind import bind
@@ -75,6 +75,10 @@ class SizedProgram(InstancedProgram):
         before, self.runs = self.runs, self.runs + number
         if before < RUNS_BEFORE_COMPILING <= self.runs:
             self._needs_recompiling = True
+
+    @property
+    def sized_graph(self) -> Graph:
+        return bind(self.graph, self._shapes)
 
     @property
     def lowered(self) -> LoweredGraph:

@@ -11,7 +11,7 @@ from compiled_graph import COUNT, FLAG, value
 from python_calls import count_calls
 
 import graphkit as gk
-from graphkit.errors import GraphkitError
+from graphkit.errors import GraphkitError, OutOfMemory
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.executor.run.sized_program import SizedProgram
@@ -114,3 +114,12 @@ def test_an_error_in_a_body_names_the_loop() -> None:
         with pytest.raises(GraphkitError, match="chosen"):
             executor.run({**given, "index": np.full(n, 9)})
         np.testing.assert_array_equal(executor.run({**given, "index": np.zeros(n, np.int64)})["scan"], np.full(4, n))
+
+
+def test_an_error_of_memory_names_the_largest_value_of_the_new_size() -> None:
+    executor = executor_of(NETWORKS["loop"], threads=1, max_memory=1 << 16)
+    flag = np.asarray(True)
+    for n in (2, 3, 4):
+        executor.run({"x": np.zeros((n, 4), np.float32), "flag": flag})
+    with pytest.raises(OutOfMemory, match=r"the largest value is input 'x', 32000 bytes"):
+        executor.run({"x": np.zeros((2000, 4), np.float32), "flag": flag})
