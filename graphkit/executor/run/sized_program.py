@@ -54,7 +54,7 @@ class SizedProgram(InstancedProgram):
         super().__init__(template.graph, template.placement, builder.pools)
         self.code = code
         self.arena_bytes = code.arena_bytes
-        self.kept_bytes = _STEP_BYTES * len(template.placement.steps)
+        self.kept_bytes = _STEP_BYTES * max(template.kernel_count, 1)
         self.owned = list(code.results)
         self.builder, self._shapes = builder, shapes
         self._lowered: LoweredGraph | None = None

@@ -123,3 +123,22 @@ def test_an_error_of_memory_names_the_largest_value_of_the_new_size() -> None:
         executor.run({"x": np.zeros((n, 4), np.float32), "flag": flag})
     with pytest.raises(OutOfMemory, match=r"the largest value is input 'x', 32000 bytes"):
         executor.run({"x": np.zeros((2000, 4), np.float32), "flag": flag})
+
+
+def test_the_kernels_of_a_body_count_towards_the_size_of_a_program() -> None:
+    def sized(products: int) -> SizedProgram:
+        def scan(x: Value, _: Value) -> Any:
+            state, row = value("s", 1, 4), value("r", 4)
+            new = F.add(state, row)
+            for _step in range(products):
+                new = F.mat_mul(F.softmax(new), np.eye(4, dtype=np.float32))
+            return apply(Scan(body=Graph([state, row], [new]), num_scan_inputs=1, captures=0), np.ones((1, 4), "f"), x)
+
+        executor = executor_of(scan, threads=1)
+        for n in (2, 3):
+            executor.run({"x": np.zeros((n, 4), np.float32), "flag": np.asarray(True)})
+        program = executor._choice.latest
+        assert isinstance(program, SizedProgram)
+        return program
+
+    assert sized(8).kept_bytes > 3 * sized(1).kept_bytes
