@@ -155,7 +155,8 @@ _HIDDEN = _HiddenElements()
 class Template:
     """A graph that is lowered once, with symbolic sizes. `at` makes the program for given sizes.
 
-    `programs`: the native part, which makes the programs.
+    `programs`: the native part, which makes the programs. `kernel_count`: the number of kernels of each program,
+    including those of subgraphs.
 
     `fixed`: the arrays of parameters among the inputs. Kernels may keep packed copies of them, until their version
     changes. Raises NotNative, with the reason, if the inputs have fixed sizes, or if `_require` rejects the graph: for
@@ -186,7 +187,7 @@ class Template:
         self._equal: list[tuple[int, int, str]] = []
         self._names: dict[Node, str] = {}
         self._nodes: list[_Step] = []
-        self._kernels = 0
+        self.kernel_count = 0
         self._numbers: dict[Dim, int] = {size: self._table.add(size) for size in (1, 8)}
         self._alike: dict[Hashable, _Step] = {}
         self.part = self._part(graph, self.placement, fixed, "")
@@ -274,8 +275,8 @@ class Template:
             if step.context is not None or not step.symbolic_inference:
                 self._nodes.append(step)
             if node in computed:
-                steps.append(self._kernels)
-                self._kernels += 1
+                steps.append(self.kernel_count)
+                self.kernel_count += 1
         for view, root in placement.root.items():
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root], self._node_name(view)))

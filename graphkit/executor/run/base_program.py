@@ -227,8 +227,13 @@ class BaseProgram(ABC):
         try:
             return np.empty(shape, dtype) if fresh else self.pools.results.array(position, shape, dtype, nbytes)
         except (MemoryError, ValueError) as error:
-            raise_if_out_of_memory(self.graph, f"result {position}, {nbytes} bytes", error)
+            raise_if_out_of_memory(self.sized_graph, f"result {position}, {nbytes} bytes", error)
             raise
+
+    @property
+    def sized_graph(self) -> Graph:
+        """The graph with the sizes of the program, for errors."""
+        return self.graph
 
     @property
     @abstractmethod
@@ -342,7 +347,7 @@ class InstancedProgram(BaseProgram):
                 _set_limits(instance, self.has_dynamic_memory)
             return instance, self.pools.arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
         except (MemoryError, OverflowError, ValueError, TypeError) as error:
-            raise_if_out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes", error)
+            raise_if_out_of_memory(self.sized_graph, f"the arena, {self.arena_bytes} bytes", error)
             raise
 
     def _require_memory(self) -> None:
@@ -356,7 +361,7 @@ class InstancedProgram(BaseProgram):
             )
         except OutOfMemory as error:
             if results < self.arena_bytes:
-                raise larger_than_allowed(self.graph, error) from None
+                raise larger_than_allowed(self.sized_graph, error) from None
             largest = max(range(len(sizes)), key=sizes.__getitem__)
             names = (*(self.graph.name_of(state) for state, _ in self.graph.updates), *self.graph.output_names)
             raise OutOfMemory(f"{error}; the largest is result {names[largest]!r}, {sizes[largest]} bytes") from None

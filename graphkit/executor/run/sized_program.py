@@ -17,7 +17,7 @@ from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Group, Instance, InstancedProgram
 from graphkit.executor.run.sized_runs import Host, Shapes, SizedRuns
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.limits import Limits
 from graphkit.ir.types import TensorType
 from graphkit.passes.core.bind import bind
@@ -54,7 +54,7 @@ class SizedProgram(InstancedProgram):
         super().__init__(template.graph, template.placement, builder.pools)
         self.code = code
         self.arena_bytes = code.arena_bytes
-        self.kept_bytes = _STEP_BYTES * len(template.placement.steps)
+        self.kept_bytes = _STEP_BYTES * max(template.kernel_count, 1)
         self.owned = list(code.results)
         self.builder, self._shapes = builder, shapes
         self._lowered: LoweredGraph | None = None
@@ -75,6 +75,10 @@ class SizedProgram(InstancedProgram):
         before, self.runs = self.runs, self.runs + number
         if before < RUNS_BEFORE_COMPILING <= self.runs:
             self._needs_recompiling = True
+
+    @property
+    def sized_graph(self) -> Graph:
+        return bind(self.graph, self._shapes)
 
     @property
     def lowered(self) -> LoweredGraph:

@@ -97,7 +97,7 @@ class SizedRuns:
         most_bytes: int,
     ):
         self.kind, self.selection = kind, last.selection
-        program_bytes = _STEP_BYTES * max(len(template.placement.steps), 1)
+        program_bytes = _STEP_BYTES * max(template.kernel_count, 1)
         kept = max(most_bytes // program_bytes, _MIN_PROGRAMS)
         self.kept_bytes = kept * program_bytes
         number = {position: i for i, position in enumerate(last.selection.open)}

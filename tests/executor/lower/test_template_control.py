@@ -11,7 +11,7 @@ from compiled_graph import COUNT, FLAG, value
 from python_calls import count_calls
 
 import graphkit as gk
-from graphkit.errors import GraphkitError
+from graphkit.errors import GraphkitError, OutOfMemory
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.executor.run.sized_program import SizedProgram
@@ -114,3 +114,31 @@ def test_an_error_in_a_body_names_the_loop() -> None:
         with pytest.raises(GraphkitError, match="chosen"):
             executor.run({**given, "index": np.full(n, 9)})
         np.testing.assert_array_equal(executor.run({**given, "index": np.zeros(n, np.int64)})["scan"], np.full(4, n))
+
+
+def test_an_error_of_memory_names_the_largest_value_of_the_new_size() -> None:
+    executor = executor_of(NETWORKS["loop"], threads=1, max_memory=1 << 16)
+    flag = np.asarray(True)
+    for n in (2, 3, 4):
+        executor.run({"x": np.zeros((n, 4), np.float32), "flag": flag})
+    with pytest.raises(OutOfMemory, match=r"the largest value is input 'x', 32000 bytes"):
+        executor.run({"x": np.zeros((2000, 4), np.float32), "flag": flag})
+
+
+def test_the_kernels_of_a_body_count_towards_the_size_of_a_program() -> None:
+    def sized(products: int) -> SizedProgram:
+        def scan(x: Value, _: Value) -> Any:
+            state, row = value("s", 1, 4), value("r", 4)
+            new = F.add(state, row)
+            for _step in range(products):
+                new = F.mat_mul(F.softmax(new), np.eye(4, dtype=np.float32))
+            return apply(Scan(body=Graph([state, row], [new]), num_scan_inputs=1, captures=0), np.ones((1, 4), "f"), x)
+
+        executor = executor_of(scan, threads=1)
+        for n in (2, 3):
+            executor.run({"x": np.zeros((n, 4), np.float32), "flag": np.asarray(True)})
+        program = executor._choice.latest
+        assert isinstance(program, SizedProgram)
+        return program
+
+    assert sized(8).kept_bytes > 3 * sized(1).kept_bytes
