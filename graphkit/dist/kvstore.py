@@ -91,7 +91,7 @@ def create(
     type = ALIASES.get(type, type)
     if type not in TYPES:
         near = did_you_mean(type, TYPES, alike=0.8)
-        # Drop the list of all types, which the message below contains too.
+        # If no type is similar, `near` lists all types, which the message below does anyway.
         near = near if "did you mean" in near else ""
         raise UsageError(f"unknown kvstore {type!r}{near or '.'} The types are {', '.join(TYPES)}")
     if overlap not in OVERLAPS:

@@ -10,9 +10,9 @@ import numpy as np
 from graphkit.dist.arguments import Key, callable_of, described
 from graphkit.errors import UsageError
 
-# A function of a key, the sum of the pushed values (a RowSparse if these are), and the stored value, which it changes
-# in place. In a local store, both are arrays of gk.nd if the pushed values are, unless the updater
-# `runs_in_background`.
+# A function with three arguments: a key, the sum of the pushed values, and the stored value, which it changes in place.
+# The sum is a RowSparse if the pushed values are. In a local store, sum and stored value are arrays of gk.nd if the
+# pushed values are, unless the updater `runs_in_background`.
 Updater: TypeAlias = Callable[[Key, Any, Any], Any]
 
 

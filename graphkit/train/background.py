@@ -63,8 +63,8 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a worker is perhaps still computing metrics. If not, nothing waits: a wait would give the GIL to the
-        # thread that loads batches.
+        # Whether a worker may still be computing metrics. `wait_for_metrics` waits only then, because every wait gives
+        # the GIL to the thread that loads batches.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:

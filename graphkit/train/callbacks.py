@@ -139,7 +139,7 @@ class _Monitor(Callback):
         missing = "" if not self.monitor.startswith("valid_") else " (valid_... only with validation data)"
         known = [name for name in numbers if name not in _NO_SCORES]
         near = did_you_mean(self.monitor, known)
-        # Drop the list of all names, which the message below contains too.
+        # If no name is similar, `near` lists all names, which the message below does anyway.
         near = near if "did you mean" in near else ""
         return UsageError(
             f"{type(self).__name__}: unknown monitor {self.monitor!r} (monitor=, --monitor){near or '.'} The values of "

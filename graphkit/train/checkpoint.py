@@ -1,7 +1,7 @@
 """Checkpoints: a JSON manifest and a weights file with all arrays that are needed to resume.
 
-`checkpoint.json` names its weights file by content hash. It is renamed into place last: the folder always contains a
-complete checkpoint.
+The name of the weights file contains its hash. `checkpoint.json`, which refers to it, is renamed into place last. So
+the folder always contains a complete checkpoint.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class OptimizerUpdater:
         self._slots: dict[Key, list[np.ndarray]] = {}
         self._averages: dict[Key, np.ndarray] = {}
         self._updates: dict[Key, int] = {}
-        # The names of the inputs of each compiled program, and the program. The keys are types; those of `_programs`
-        # also contain the weight decay.
+        # Compiled programs, each with the names of its inputs. `_averaging` finds them by type, `_programs` by type and
+        # weight decay.
         self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 

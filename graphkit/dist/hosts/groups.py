@@ -170,7 +170,7 @@ class Hosts:
         self._complete(self.inside.Ibcast(result), result)
 
     def start_allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> Any:
-        """Start an all-reduce and return a request. With `levels`, the all-reduce is then complete."""
+        """Start an all-reduce and return a request. With `levels`, it is complete when this method returns."""
         if self.levels is None:
             return self._start(source, result, in_place)
         self.allreduce(source, result, in_place)

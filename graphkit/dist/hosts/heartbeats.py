@@ -305,7 +305,8 @@ class HeartbeatMonitor:
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
             if self._relay is not None:
-                # `lost` subtracts the heartbeats of other hosts from that of this process: read them before writing it.
+                # `lost` compares other hosts' heartbeats with that of this process. So read theirs first: otherwise,
+                # they would look older than they are.
                 self._relay.read()
             # A process that waits is not stalled itself.
             self._write(progress=self.is_working or self._waits_since is not None)

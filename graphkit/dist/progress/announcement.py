@@ -67,7 +67,7 @@ def disagreement(found: Sequence[Announcement]) -> str:
     for rank, announced in enumerate(found):
         groups.setdefault(str(announced), []).append(rank)
     sides = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
-    # Different calls may have the same text, which is truncated, and omits the types of several arrays.
+    # Different calls may have the same text: it is truncated, and without types if a call has several arrays.
     if len(sides) == 1:
         sides.append("with different arrays")
     return (

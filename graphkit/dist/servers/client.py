@@ -50,7 +50,7 @@ class ServerClient:
         self.lock = threading.RLock()
         self._connection = connection
         self._sharding = Sharding(connection.servers)
-        # For each server: the keys, as numbers, that it knows from messages with both the number and the key.
+        # For each server: the numbers of the keys that were sent to it by name. Later messages contain only the number.
         self._introduced: list[set[int]] = [set() for _ in range(connection.servers)]
 
     @property

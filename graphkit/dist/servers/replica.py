@@ -80,8 +80,8 @@ class Replica:
         kept = self._kept.get(worker)
         if kept is not None and kept.number == number:
             return True, [kept]
-        # A repeated request has changed nothing, or its first copy still waits for other workers. Forget that copy, and
-        # run the request again.
+        # No answer is kept: either the request has changed nothing, or its first copy still waits for other workers.
+        # Forget the first copy, if any, and run the request again.
         self.server.forget(worker)
         return True, self._take(worker, fields, arrays)
 

@@ -101,9 +101,8 @@ class _Proof:
             return None  # the same value is passed twice, for example as table and as indices
         first, kind = node.operands[0], _shape(node.outputs[0].type) or ()
         if is_op(node, "Transpose", "Unsqueeze") or (is_op(node, "Squeeze") and len(node.operands) > 1):
-            # These operators only move, add or remove axes: the rows are along the axis of the result that has their
-            # size. Squeeze needs given axes: without them, it would remove this
-            # axis if there is only one row.
+            # These operators only move, add or remove axes: the rows are along the axis of the result whose size is the
+            # number of rows. Squeeze needs given axes: without them, it would remove this axis for a single row.
             return [kind.index(self._rows)] if axes.keys() == {first} and self._rows in kind else None
         if is_op(node, *_ALONG_AN_AXIS):
             return self._along(node, axes)

@@ -202,7 +202,7 @@ def steps_text(count: int) -> str:
     return f"{count} step{'s' * (count != 1)}"
 
 
-# Lowers a subgraph with the inputs that are fixed arrays, by position. Raises NotNative.
+# Lowers a subgraph. The mapping contains the inputs that are fixed arrays, by position. Raises NotNative.
 LowerSubgraph: TypeAlias = Callable[[Graph, Mapping[int, VersionedArray]], LoweredGraph]
 
 

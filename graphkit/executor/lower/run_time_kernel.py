@@ -211,8 +211,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If all sizes are known, only elements are placeholders. Views and known elements may then be wrong for
-                # the real elements, so only a kernel is accepted.
+                # If all sizes are known, only elements of operands are placeholders. Views, or results computed from
+                # placeholders, may then be wrong for the real elements, so only a kernel is accepted.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is unknown, or does not fit others

@@ -70,7 +70,7 @@ class Repeating(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The memory plan of a part. `blocks`: for a loop, its first block; see `Flattened`."""
+    """The memory plan of a part. `blocks`: for each step that is a loop, the number of its first request."""
 
     plan: MemoryPlan
     first: int
@@ -199,7 +199,7 @@ class Flattened:
         return Planned(plan, first, inner, blocks)
 
     def _blocks(self, node: Node, step: Repeating) -> list[int]:
-        """Return the sizes of a Loop's iteration number and conditions, then two for each state in turns."""
+        """Return the sizes of a Loop's iteration number and conditions, then of both blocks of states that have two."""
         head = [8, 1, 1] if LoopView.of(node).is_loop else []
         turns = [self._bytes_of(s.before) for s in step.states if s.kept is None for _ in range(2)]
         return [*map(self._bytes_of, head), *turns]

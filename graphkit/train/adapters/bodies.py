@@ -19,8 +19,8 @@ class Scope:
         """Find the fixed values of `graph`.
 
         Args:
-            captures: For inputs of a body that capture fixed values: these values in the outermost graph. None for the
-                outermost graph.
+            captures: Maps each input of a body that captures a fixed value to this value in the outermost graph. None
+                if `graph` is the outermost graph.
             slices: Inputs of a body that are slices of fixed values.
         """
         self.graph, self.path = graph, path

@@ -309,7 +309,7 @@ def _skipped_step(
 def _with_nan(
     subject: Subject, feeds: Mapping[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]:
-    """Yield feeds and states with one array of NaN: each target and weight, each input, then a parameter."""
+    """Yield feeds and states in which one array is NaN: each target and weight, then each input, then a parameter."""
     data = {i["name"] for i in subject.description["inputs"] if i["role"] == "data"}
     for name in sorted(feeds, key=lambda n: n in data):
         if isinstance(array := feeds[name], np.ndarray) and dtype_of(array.dtype).is_float:

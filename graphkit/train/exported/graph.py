@@ -93,7 +93,7 @@ def _input(graph: Graph, name: str) -> Value | None:
 def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] = ()) -> Graph:
     """Replace inputs of a graph by the values in `table`.
 
-    All new values become inputs of the result, even those that nodes compute: the caller must remove these from the
+    The values in `table` become inputs of the result. If nodes compute such a value, the caller must remove it from the
     inputs.
 
     read: graph inputs from which nodes compute the new values.
@@ -165,7 +165,7 @@ def _where(condition: Value | None, new: Value, old: Value) -> Value:
 
 
 def _selecting(graph: Graph, scale: Value | None) -> Graph:
-    """Return a step that keeps its states and lowers the loss scale if its guard is not finite."""
+    """Return the step with a condition: if its guard is not finite, it keeps its states, and lowers the loss scale."""
     is_finite = _is_finite(_guard(graph))
     kept = {s: loss_scale.lowered_state(s) if s is scale else s for s, _ in graph.updates}
     return graph.replace(updates=[(state, _where(is_finite, new, kept[state])) for state, new in graph.updates])

@@ -173,8 +173,8 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
         known = [stage_of[v.node] for v in node.operands if v.node in stage_of]
         if known:
             stage_of[node] = max(known)
-    # The other nodes depend only on graph inputs and nodes without operands. In reverse order, their readers already
-    # have stages.
+    # The other nodes depend only on graph inputs and nodes without operands. Visit the nodes in reverse
+    # order: the readers of a node then have stages before the node.
     first: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node.operands and node not in stage_of:

@@ -62,7 +62,7 @@ class Rows:
     positions; those of the others are zero. So `gradient` has the norm of the dense gradient.
 
     Attributes:
-        owners: int64 [K], the owner of the row of each position; None without repetitions.
+        owners: int64 [K]; for each position, the position that owns its row. None without repetitions.
     """
 
     table: Value

@@ -212,8 +212,8 @@ class _JointGraph:
     def split(self) -> tuple[Graph, Graph | None, Mapping[str, str], tuple[str, ...]]:
         forward_part = self.forward
         outputs = forward_part.forward_outputs()
-        # Make each gradient the update of a placeholder state. Graph passes may replace the value of the gradient, but
-        # keep the state, by which the new value is found.
+        # Graph passes may replace the value of a gradient, but keep states. To find the new value, make each gradient
+        # the update of a placeholder state.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
             [*forward_part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],

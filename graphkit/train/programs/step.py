@@ -99,7 +99,7 @@ def _updates(
     optimizer = rule.optimizer
     fed = Value(TensorType(DType.FLOAT32, ()), LEARNING_RATE)
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
-    # Every update reads the learning rate or the step count: a guard on both guards all updates.
+    # Every update reads the learning rate or the step count. If both are guarded, all updates are.
     rate = finite.guarded(fed, guard)
     step = F.add(finite.guarded(count, guard), F.constant(value=np.asarray(1, np.int64)))
     inputs, updates = [fed, count], [(count, step)]

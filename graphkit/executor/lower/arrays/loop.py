@@ -98,7 +98,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._true = device.copy_in(np.ones(UNIT, np.bool_)) if head else None
         self._numbers = None
         if self._reads_number and self._trips is not None:
-            # Each number fills UNIT bytes: number `trip` is aligned at UNIT * trip.
+            # Each iteration number is repeated to fill UNIT bytes, so that the next one begins at an aligned offset.
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
