@@ -77,7 +77,8 @@ class Fit:
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
         # Ends all processes together after a SIGTERM, or None. Its constructor withdraws what this rank announced in an
-        # earlier `fit`. It must run before `_compare_ranks`: after that, other ranks may read the announcement.
+        # earlier `fit`. The constructor must run before `_compare_ranks`, after which other ranks may read
+        # announcements.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
@@ -155,7 +156,7 @@ class Fit:
 
         If only `max_steps` ends the run, set `position.until` to the epoch in which the run will probably end.
 
-        Raises UsageError if the schedule needs it, but the data have no length.
+        Raises UsageError if the schedule needs the number of updates, but the data have no length.
         """
         trainer, position = self.trainer, self.trainer.position
         schedule = trainer.optimizer.schedule

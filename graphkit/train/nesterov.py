@@ -68,7 +68,7 @@ def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value
 def _logarithms(settings: Settings, precision: float) -> list[float]:
     """Return a list of log(mu[t]) for t = 1, 2, ...
 
-    It ends when, up to `precision`, mu[t] equals beta1, or the product of all mu so far is 0.
+    It ends when mu[t] differs from beta1, or the product of all mu so far from 0, by less than `precision`.
     """
     if not settings.beta1:
         return []

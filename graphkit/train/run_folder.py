@@ -105,7 +105,8 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._depth -= 1
         if not self._depth and self._descriptor is not None:
-            # Another process that has opened the file, and gets the lock, then sees that the file is gone.
+            # Remove the file before the lock is released: a process that has opened the file, and now gets the lock,
+            # sees that the file is gone.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
             with contextlib.suppress(OSError):
@@ -175,8 +176,8 @@ class RunFolder:
             self.check(run)
         incomplete = self._is_incomplete_first_save()
         if incomplete or self._files_of_another_run(run):
-            # After an incomplete first save, remove the model after all other files, and then FIRST_SAVE. If this
-            # process is killed in between, a later run can finish the removal.
+            # If the first save was incomplete, remove FIRST_SAVE last, and the model just before it. If this process is
+            # killed in between, a later run can finish the removal.
             for path in sorted(self._files_of_runs(), key=lambda path: incomplete and path.name == MODEL):
                 path.unlink(missing_ok=True)
         (self.path / FIRST_SAVE).unlink(missing_ok=True)

@@ -32,7 +32,7 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
         found.arrays = dict(data.arrays)
         weights = _named(found.arrays, own, given, data, argument)
         found.axes = {name: axis for name, axis in data.axes.items() if name != given}
-        # A single array "x" of a file or table is fed to the only input of a model, whatever its name.
+        # If a file or table has only the array "x", it is fed to the only input of a model, whatever that input's name.
         found._single = data._single or (list(found.arrays) == ["x"] and given not in own)
     else:
         weights = given

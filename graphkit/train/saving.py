@@ -82,8 +82,9 @@ def save_model(trainer: BaseTrainer, path: Path, meta: Mapping[str, str]) -> Non
 
 @contextlib.contextmanager
 def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
-    """Collective: context that yields the model for inference, with any moving averages, on rank 0, and None on other
-    ranks.
+    """Collective: context that yields, on rank 0, the model for inference, with the moving averages if there are any.
+
+    On other ranks, it yields None.
     """
     with trainer._exchange.gathered() as gathered:
         if gathered is None:

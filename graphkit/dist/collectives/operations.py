@@ -32,7 +32,7 @@ def _is_summed(dtype: np.dtype[Any]) -> bool:
 def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
     """Raise InputError unless arrays of this dtype can be summed.
 
-    A single process rejects the same dtypes as several: a program that runs in one process also runs in several.
+    A job of one process rejects the same dtypes as a larger one, so a program that runs in it also runs in others.
     """
     if not _is_summed(dtype):
         raise InputError(

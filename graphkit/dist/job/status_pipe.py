@@ -184,7 +184,7 @@ class StatusPipe:
 def _ended_by(descriptor: int) -> int | None:
     """Return the signal that ended a process.
 
-    None if there was none, before the parent has waited for the process, or before Linux 6.15.
+    None if no signal ended it, if the parent has not yet waited for it, or if Linux is older than 6.15.
     """
     try:
         mask, status = _INFO.unpack(fcntl.ioctl(descriptor, _GET_INFO, _INFO.pack(_INFO_EXIT, 0)))

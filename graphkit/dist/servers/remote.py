@@ -38,8 +38,8 @@ ELASTIC_PERIOD, ELASTIC_STRENGTH = 10, 0.9
 
 
 class RemoteStore(KVStore):
-    """A server applies each push alone, without summing over workers. `pull` returns values after this worker's earlier
-    pushes.
+    """A server applies each push alone, without summing over workers. The values that `pull` returns include this
+    worker's earlier pushes.
 
     Args:
         bound: For `dist_bounded`: steps that this worker may be ahead of the slowest one, counted by `begin_step`.

@@ -221,7 +221,7 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
 
 
 def decided_by_sizes(node: Node) -> bool:
-    """Whether the shapes of the operands alone determine those of the results, even if unknown sizes are 1.
+    """Whether the shapes of the operands alone determine those of the results. An unknown size may be 1.
 
     Expand is a counterexample: along an axis of size 1, the elements of `shape` determine the result.
     """

@@ -165,7 +165,7 @@ class AdapterSet:
 
     @typed("AdapterSet.model_with")
     def model_with(self, adapter: str | None = None) -> Model:
-        """Return a model with an adapter in the shapes of this set. It shares the frozen weights.
+        """Return a model with an adapter, padded with zeros to the shapes of this set. It shares the frozen weights.
 
         The models of all adapters have the same graph, so you need only one ONNX file. Save it from any of the models,
         with `as_inputs=gk.adapter_parameters(model)`. This file accepts the `.onnx_adapter` files of all the models

@@ -26,7 +26,7 @@ from graphkit.train.adapters.bodies import Scope, scopes
 _T = TypeVar("_T")
 KINDS = ("MatMul", "Gemm", "Conv")
 _ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
-# An exporter may add this ending to the name of a node to name its result.
+# An exporter may name a result after its node, with this ending.
 _RESULT = re.compile(r"[/_]output_\d+$")
 # Metadata key in files of PyTorch's exporter: the paths of the modules around a node, the innermost last.
 _SCOPES = "pkg.torch.onnx.name_scopes"

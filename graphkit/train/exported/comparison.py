@@ -341,7 +341,7 @@ class _Graphkit:
         skips: skip steps that are not finite, as the file does, instead of raising an error.
         """
         self._skips = skips
-        # The programs keep the old rule: with "skip", they would also check gradients, which the file does not.
+        # Only the stepper gets the new rule. With "skip", the programs would also check gradients; the file does not.
         rule = replace(self._spec.rule, on_nonfinite="skip") if skips else self._spec.rule
         self._stepper = Stepper(replace(self._spec, rule=rule), self._exchange)
         self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight = subject.counts

@@ -238,7 +238,7 @@ def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
 
 
 def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Rename outputs with the name of an input, which ONNX forbids. Return the graph, and new names by old ones."""
+    """Rename outputs that have the name of an input: ONNX forbids them. Return the graph, and new names by old ones."""
     free = Names(graph.name_of(v) for v in graph.inputs)
     names = {name: free.take(name) for name in graph.output_names}
     return graph.replace(output_names=names.values()), names

@@ -91,7 +91,7 @@ def mean_gradients(
 ) -> tuple[list[Value | Rows], list[Value]]:
     """All-reduce gradients, and divide them by the weight of all ranks.
 
-    Row-sparse gradients are not in buckets. Their sum contains every row that some rank has read, once.
+    Row-sparse gradients are not in buckets. Their sum contains each row only once, even if several ranks have read it.
 
     Returns:
         The mean gradients, and for each all-reduce a value that is available when it is complete.

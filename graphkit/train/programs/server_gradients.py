@@ -30,8 +30,8 @@ from graphkit.train.selection import TrainedParameter
 def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
     """Return `graph` with the backward pass. Its last outputs are `<parameter>/gradient`, in the order of `trained`.
 
-    A lazy table has two outputs: `<parameter>/rows`, int64 [K], the indices of the rows that the batch has read, once
-    each; then their gradients.
+    A lazy table has two outputs. The first one, `<parameter>/rows`, int64 [K], contains the index of each row that the
+    batch has read, without repetitions. The second one contains the gradients of these rows.
     """
     gradients = gradients_of(graph, graph.outputs[0], trained, rule)
     guard = guard_of(graph.outputs[0], gradients, rule)
