@@ -239,18 +239,34 @@ def test_own_kernel_multiplies_two_computed_matrices(
     assert (type(kernel).__name__ == "BlockedMatMul") == is_own
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "deterministic", "residual"),
-    [(64, False, False), (128, False, False), (129, False, False), (64, True, False), (64, False, True)],
+    ("rows", "threads", "deterministic", "residual"),
+    [
+        (64, 1, False, False),
+        (128, 1, False, False),
+        (129, 1, False, False),
+        (64, 2, False, False),
+        (64, 1, True, False),
+        (64, 1, False, True),
+    ],
 )
-def test_own_kernel_applies_activations_to_few_rows(isa: str, rows: int, deterministic: bool, residual: bool) -> None:
+def test_own_kernel_multiplies_few_rows_on_one_thread(
+    isa: str, rows: int, threads: int, deterministic: bool, residual: bool, fused: bool
+) -> None:
     options = {"transpose_a": False, "transpose_b": False, "has_bias": True, "alpha": 1.0, "beta": 1.0}
-    last = native.Epilogue("relu", residual=residual)
+    last = native.Epilogue("relu" if fused else "", residual=residual) if fused or residual else None
     factory = native.ProductFactory(
-        **options, epilogue=last, pack_b=False, vary=False, dtype="float32", deterministic=deterministic, threads=1
+        **options,
+        epilogue=last,
+        pack_b=False,
+        vary=False,
+        dtype="float32",
+        deterministic=deterministic,
+        threads=threads,
     )
     shapes = [(rows, 128), (128, 512), (512,), *([(rows, 512)] if residual else [])]
-    is_own = isa == "avx512" and rows <= 128 and not deterministic and not residual
+    is_own = isa == "avx512" and rows <= 128 and threads == 1 and not deterministic and not residual
     assert (type(factory(shapes, [(rows, 512)])).__name__ == "BlockedMatMul") == is_own
 
 

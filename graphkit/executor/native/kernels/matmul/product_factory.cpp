@@ -26,12 +26,11 @@ constexpr std::int64_t kManyColumns = 256;
 constexpr std::int64_t kCachedElements = 3 << 18;
 // Rows and columns from which a product of a small depth mostly writes its result.
 constexpr std::int64_t kWideResult = 64;
-// Columns and depth from which graphkit's kernel multiplies computed matrices faster than the library: see
-// bench/results/2026-11-training.md.
+// Columns and depth from which, and rows up to which, graphkit's kernel multiplies computed matrices faster than the
+// library on one thread: see bench/results/2026-11-training.md.
 constexpr std::int64_t kBlockColumns = 512;
 constexpr std::int64_t kBlockDepth = 128;
-// Rows up to which this also holds for a product with an activation.
-constexpr std::int64_t kActivatedRows = 128;
+constexpr std::int64_t kBlockRows = 128;
 // numpy multiplies one row of float64 by a matrix of at least this many elements faster than graphkit.
 constexpr std::int64_t kLargeMatrix = 1 << 17;
 
@@ -123,17 +122,17 @@ class ProductFactory final : public KernelFactory {
         return b[b.size() - 2] <= kShallowDepth && rows >= kWideResult && b.back() >= kWideResult;
     }
 
-    // Whether graphkit's kernel multiplies two computed matrices faster than the library, measured with AVX-512. The
-    // library applies activations to many rows faster. Deterministic results must not depend on whether the matrix is
-    // constant, as for packs_b.
+    // Whether graphkit's kernel multiplies two computed matrices faster than the library, measured with AVX-512. On
+    // several threads, the library is faster. Deterministic results must not depend on whether the matrix is constant,
+    // as for packs_b.
     bool suits_blocks(const Dims& a, const Dims& b) const {
         const bool applies = options_.type == ElementType::f32 && options_.epilogue.residual == 0 && !options_.pack_b &&
                              !options_.deterministic && !options_.transpose_a && !options_.transpose_b &&
-                             isa() == Isa::avx512;
+                             threads_ == 1 && isa() == Isa::avx512;
         if (!applies || a.size() < 2 || b.size() != 2 || b[0] < kBlockDepth || b[1] < kBlockColumns) {
             return false;
         }
-        return !fused_ || count(Dims(a.begin(), a.end() - 1)) <= kActivatedRows;
+        return count(Dims(a.begin(), a.end() - 1)) <= kBlockRows;
     }
 
     // Whether there is no bias, or one that is added to each row.
