@@ -9,6 +9,8 @@ import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.ops import F
 
+pytestmark = pytest.mark.full
+
 WEIGHTED = gk.losses.get("softmax_cross_entropy", class_weights=[1.0, 30.0, 0.2])
 
 

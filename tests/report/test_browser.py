@@ -16,6 +16,8 @@ from graphkit.report.page import Reported, page
 from graphkit.report.predictions import predict
 from graphkit.report.runs import read_run, read_runs
 
+pytestmark = pytest.mark.full
+
 
 def opened(browse, folder: Path, text: str, script: str = "", **options):
     """Open the page with an additional script, whose `result` is read from the document."""

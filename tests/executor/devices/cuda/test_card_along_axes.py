@@ -18,6 +18,8 @@ from graphkit.ir.types import TensorType
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node
 
+pytestmark = pytest.mark.full
+
 
 def kernel_of(node: Node) -> CardKernel:
     kernel = make_launched("cuda", node, KernelContext())

@@ -19,6 +19,8 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.internal.fused_attention import FusedAttention
 
+pytestmark = pytest.mark.full
+
 SIZES = [  # batch, heads, queries, keys, depth, width
     (1, 1, 1, 1, 1, 1),
     (2, 3, 5, 7, 3, 2),

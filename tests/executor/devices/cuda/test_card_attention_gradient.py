@@ -29,6 +29,8 @@ from graphkit.ops.internal.attention_gradient import (
     statistics_type,
 )
 
+pytestmark = pytest.mark.full
+
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1.5e-2, "float32": 4e-6, "float64": 1e-14}
 Size = tuple[int, ...]  # batch, heads, queries, keys, depth, width
 

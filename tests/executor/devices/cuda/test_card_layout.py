@@ -24,6 +24,8 @@ from graphkit.passes import pipeline
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 
+pytestmark = pytest.mark.full
+
 PRECISIONS = ("tf32", "bf16", "f16")
 KINDS = {"bf16": DType.BFLOAT16, "f16": DType.FLOAT16}
 # How far results may be apart: the bits of operands that are rounded.

@@ -14,6 +14,8 @@ from together import together
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node
 
+pytestmark = pytest.mark.full
+
 # Rows of few pixels and of many, one pixel, channels that are not a multiple of a tile, slices.
 IMAGES = [(3, 5, 7, 3), (2, 4, 9000), (300, 70), (9000, 3), (40, 6, 2), (17,)]
 

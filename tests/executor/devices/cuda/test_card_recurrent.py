@@ -30,6 +30,8 @@ from graphkit.ops.evaluate import run_node
 from graphkit.ops.rnn import backward
 from graphkit.ops.rnn.gradient import GRUGrad, LSTMGrad, RNNGrad
 
+pytestmark = pytest.mark.full
+
 KINDS = ("RNN", "GRU", "LSTM")
 ALL = ("b", "sequence_lens", "initial_h", "initial_c", "p", "dy", "dy_h", "dy_c")
 OPTIONS: list[dict[str, Any]] = [

@@ -19,6 +19,8 @@ from graphkit.passes import pipeline
 from graphkit.passes.core.declare import Pass
 from graphkit.passes.layout.move_casts import move_casts
 
+pytestmark = pytest.mark.full
+
 SIZES = dict(vocab=12, width=16, heads=2, layers=2, length=90)
 
 
