@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import BOOLS, FLOATS, HALVES, DType, TensorType
 from graphkit.ops._base import F, Rand, Sample, op
-from graphkit.ops.internal.fused_attention import ATTENTION_SAMPLES, AttentionOp, of_type, visible_keys
+from graphkit.ops.internal.fused_attention import AttentionOp, attention_samples, of_type, visible_keys
 from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 
@@ -135,7 +135,7 @@ class FusedAttentionWithStatistics(_Scored):
     types = {"q": FLOATS, "k": "q", "v": "q", "mask": _MASKS}
     composite = True
     samples = lambda: (
-        *ATTENTION_SAMPLES,
+        *attention_samples(),
         Sample((1, 2, 4, 5), (1, 2, 6, 5), (1, 2, 6, 2), Rand((4, 6), dtype="float32")),
         # The first query sees nothing: NaN.
         Sample((1, 1, 3, 2), (1, 1, 2, 2), (1, 1, 2, 2), causal=True, grad=False),

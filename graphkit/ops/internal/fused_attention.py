@@ -18,16 +18,17 @@ from graphkit.ops.pointwise import scalar_like
 _LAYOUTS = ("NHLD", "NLHD")
 
 
-# Samples without shared heads: each head of queries has its own keys.
-ATTENTION_SAMPLES = (
-    Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), scale=0.5),
-    Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), (2, 1, 1, 6), scale=0.5),
-    Sample((2, 4, 3, 5), (2, 6, 3, 5), (2, 6, 3, 2), (4, 6), layout="NLHD", output_layout="NLHD"),
-    Sample((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5), causal=True, output_layout="NLHD"),
-    Sample((1, 2, 2, 3), (1, 2, 5, 3), (1, 2, 5, 3), causal=True, scale=0.25),
-    Sample((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.tril(np.ones((3, 3), bool)), mask_value=-1e4),
-    Sample((1, 2, 2, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.array([True, False, True])),
-)
+def attention_samples() -> tuple[Sample, ...]:
+    """Return samples without shared heads: each head of queries has its own keys."""
+    return (
+        Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), scale=0.5),
+        Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), (2, 1, 1, 6), scale=0.5),
+        Sample((2, 4, 3, 5), (2, 6, 3, 5), (2, 6, 3, 2), (4, 6), layout="NLHD", output_layout="NLHD"),
+        Sample((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5), causal=True, output_layout="NLHD"),
+        Sample((1, 2, 2, 3), (1, 2, 5, 3), (1, 2, 5, 3), causal=True, scale=0.25),
+        Sample((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.tril(np.ones((3, 3), bool)), mask_value=-1e4),
+        Sample((1, 2, 2, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.array([True, False, True])),
+    )
 
 
 class AttentionOp(Op):
@@ -97,7 +98,7 @@ class FusedAttention(AttentionOp):
     inputs = ("q", "k", "v", "mask?")
     types = {"q": FLOATS, "k": "q", "v": "q", "mask": FLOATS | BOOLS}
     samples = lambda: (
-        *ATTENTION_SAMPLES,
+        *attention_samples(),
         Sample((2, 4, 3, 5), (2, 2, 3, 5), (2, 2, 3, 4), (4, 1, 3), causal=True, scale=0.5),
         Sample((2, 1, 6, 4), (2, 5, 2, 4), (2, 5, 2, 3), (1, 6, 1, 5), layout="NLHD", output_layout="NLHD"),
     )

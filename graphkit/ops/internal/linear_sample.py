@@ -10,12 +10,6 @@ from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, Op, Rand, Sample, op
 from graphkit.ops.image.interpolation import ArrayImage, GraphImage, check_sampled, interpolated, linear_taps, unmoved
 
-_SAMPLES = (
-    Sample((2, 3, 4, 5), Rand((2, 6), -2.0, 6.0), Rand((2, 6), -2.0, 6.0), dtypes=FLOATS),
-    Sample((2, 3, 4, 5), Rand((2, 3, 2), -2.0, 6.0), Rand((2, 3, 2), -2.0, 6.0), border=True, dtypes=FLOATS),
-    Sample((1, 2, 1, 1), Rand((1, 4), -1.0, 1.0), Rand((1, 4), -1.0, 1.0)),
-)
-
 
 @op
 class LinearSample(Op):
@@ -38,7 +32,11 @@ class LinearSample(Op):
     composite = True
     inputs = ("x", "row", "column")
     types = {"x": FLOATS, "row": FLOATS, "column": "row"}
-    samples = _SAMPLES
+    samples = lambda: (
+        Sample((2, 3, 4, 5), Rand((2, 6), -2.0, 6.0), Rand((2, 6), -2.0, 6.0), dtypes=FLOATS),
+        Sample((2, 3, 4, 5), Rand((2, 3, 2), -2.0, 6.0), Rand((2, 3, 2), -2.0, 6.0), border=True, dtypes=FLOATS),
+        Sample((1, 2, 1, 1), Rand((1, 4), -1.0, 1.0), Rand((1, 4), -1.0, 1.0)),
+    )
 
     def infer(self, x: TensorType, row: TensorType, column: TensorType) -> TensorType:
         if x.shape is not None and len(x.shape) != 4:

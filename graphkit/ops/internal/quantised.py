@@ -56,7 +56,7 @@ class _QuantisedBinary(Op):
     }  # fmt: skip
     # Scales are powers of two and y_zero_point is even, so that every order of rounding and addition gives the same
     # result.
-    samples: ClassVar[Any] = (
+    samples: ClassVar[Any] = lambda: (
         Sample(
             _bytes(2, 3), _f32(0.25), _zero(100), _bytes(2, 3), _f32(0.5), _zero(3), _f32(0.5), _zero(128)
         ),

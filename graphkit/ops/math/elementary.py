@@ -12,7 +12,9 @@ from graphkit.ir.types import FLOAT8, FLOATS, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops.pointwise import Unary, scalar_like
 
-_POSITIVE = (Sample(Rand((2, 3), 0.3, 3.0)), Sample(Rand((), 1.0, 2.0)))
+
+def _positive() -> tuple[Sample, ...]:
+    return Sample(Rand((2, 3), 0.3, 3.0)), Sample(Rand((), 1.0, 2.0))
 
 
 @op
@@ -33,7 +35,7 @@ class Log(Unary):
     """Natural logarithm; NaN below 0, -inf at 0."""
 
     onnx = Onnx("Log", since=13)
-    samples = _POSITIVE
+    samples = _positive
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.log(x)
@@ -47,7 +49,7 @@ class Sqrt(Unary):
     """Square root; NaN below 0."""
 
     onnx = Onnx("Sqrt", since=13)
-    samples = _POSITIVE
+    samples = _positive
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.sqrt(x)
@@ -61,7 +63,7 @@ class Reciprocal(Unary):
     """1 / x."""
 
     onnx = Onnx("Reciprocal", since=13)
-    samples = _POSITIVE
+    samples = _positive
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.asarray(1, x.dtype) / x

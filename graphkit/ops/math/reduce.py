@@ -49,9 +49,9 @@ def _positive(shape: tuple[int, ...]) -> Any:
     return Rand(shape, 0.5, 2.0)
 
 
-_EMPTY = Sample((2, 0), i64(1), keepdims=False)
-# The result over no elements is infinite, so its gradient cannot be checked.
-_EMPTY_INFINITE = Sample((2, 0), i64(1), keepdims=False, grad=False)
+def _empty(grad: bool = True) -> Sample:
+    """grad: False if the result over no elements is infinite, so that its gradient cannot be checked."""
+    return Sample((2, 0), i64(1), keepdims=False, grad=grad)
 
 
 class Reduction(Op):
@@ -62,7 +62,7 @@ class Reduction(Op):
     inputs = ("x", "axes?")
     types = {"x": _SUMMABLE, "axes": INT64}
     symbolic_inference = True
-    samples = lambda: (*_uses(_normal), _EMPTY)
+    samples = lambda: (*_uses(_normal), _empty())
     # Function of a list of known elements, if shape arithmetic uses the operator.
     known: ClassVar[Any] = None
 
@@ -193,7 +193,7 @@ class _ReduceExtreme(Reduction):
     types = {"x": _SUMMABLE | {DType.INT8, DType.UINT8} | BOOLS, "axes": INT64}
     samples = lambda: (
         *_uses(_normal),
-        _EMPTY_INFINITE,
+        _empty(grad=False),
         Sample(np.array([[True, False], [False, False]]), i64(1)),
         Sample(np.array([[3, -1], [4, 4]], np.int8), i64(0), keepdims=False),
         Sample(np.zeros((0, 2), np.int32), i64(0)),
@@ -299,7 +299,7 @@ class ReduceLogSum(Reduction):
 
     types = {"x": FLOATS, "axes": INT64}
     onnx = Onnx("ReduceLogSum", since=28)
-    samples = lambda: (*_uses(_positive), _EMPTY_INFINITE)
+    samples = lambda: (*_uses(_positive), _empty(grad=False))
 
     def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
         return xp.log(xp.sum(x, axis=axes, keepdims=self.keepdims))
@@ -316,7 +316,7 @@ class ReduceLogSumExp(Reduction):
     onnx = Onnx("ReduceLogSumExp", since=28)
     samples = lambda: (
         *_uses(_normal),
-        _EMPTY_INFINITE,
+        _empty(grad=False),
         # Not differentiable at infinity; onnx's evaluator gives NaN where every element is -inf.
         Sample(np.array([[-np.inf, 200.0], [np.inf, 1.0]], np.float32), i64(1), grad=False),
         Sample(np.array([[-np.inf, -np.inf]], np.float32), i64(1), grad=False, onnx=False),
@@ -335,11 +335,12 @@ class ReduceLogSumExp(Reduction):
         return F.mul(dy, F.exp(F.sub(x, finite)))
 
 
-_ZEROS = (
-    # Rows with one zero, several zeros, and none.
-    Sample(np.array([[2.0, 0.0, -3.0], [0.0, 4.0, 0.0], [1.5, -2.0, 0.5]]), i64(1)),
-    Sample(np.array([[[2.0, 0.0], [3.0, 4.0]], [[1.5, 2.0], [0.5, 3.0]]]), i64(0, 2), keepdims=False),
-)
+def _zeros() -> tuple[Sample, ...]:
+    """Rows with one zero, several zeros, and none."""
+    return (
+        Sample(np.array([[2.0, 0.0, -3.0], [0.0, 4.0, 0.0], [1.5, -2.0, 0.5]]), i64(1)),
+        Sample(np.array([[[2.0, 0.0], [3.0, 4.0]], [[1.5, 2.0], [0.5, 3.0]]]), i64(0, 2), keepdims=False),
+    )
 
 
 @op
@@ -348,7 +349,7 @@ class ReduceProd(Reduction):
 
     onnx = Onnx("ReduceProd", since=18)
     known = staticmethod(dims.product)
-    samples = lambda: (*_uses(_normal), _EMPTY, *_ZEROS)
+    samples = lambda: (*_uses(_normal), _empty(), *_zeros())
 
     def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
         return xp.prod(x, axis=axes, keepdims=self.keepdims)
@@ -395,7 +396,7 @@ class LeaveOneOutProduct(Op):
     types = {"x": FLOATS, "axes": INT64}
     samples = lambda: tuple(
         Sample(*sample.inputs, **{k: v for k, v in sample.attrs.items() if k != "keepdims"})
-        for sample in (*_uses(_normal), *_ZEROS)
+        for sample in (*_uses(_normal), *_zeros())
     )
 
     def infer(self, x: TensorType, axes: TensorType | None = None) -> TensorType:

@@ -8,7 +8,9 @@ from graphkit.ir.graph import Node
 from graphkit.ops._base import F, Onnx, Rand, Sample, op
 from graphkit.ops.pointwise import Unary
 
-_INSIDE = (Sample(Rand((2, 3), -0.9, 0.9)), Sample(Rand((), -0.5, 0.5)), Sample(Rand((0, 2))))
+
+def _inside() -> tuple[Sample, ...]:
+    return Sample(Rand((2, 3), -0.9, 0.9)), Sample(Rand((), -0.5, 0.5)), Sample(Rand((0, 2)))
 
 
 @op
@@ -57,7 +59,7 @@ class Asin(Unary):
     """Inverse sine in [-pi/2, pi/2]; NaN outside [-1, 1]."""
 
     onnx = Onnx("Asin", since=22)
-    samples = _INSIDE
+    samples = _inside
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.arcsin(x)
@@ -72,7 +74,7 @@ class Acos(Unary):
     """Inverse cosine in [0, pi]; NaN outside [-1, 1]."""
 
     onnx = Onnx("Acos", since=22)
-    samples = _INSIDE
+    samples = _inside
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.arccos(x)
@@ -156,7 +158,7 @@ class Atanh(Unary):
     """Inverse hyperbolic tangent; infinite at -1 and 1, NaN beyond."""
 
     onnx = Onnx("Atanh", since=22)
-    samples = _INSIDE
+    samples = _inside
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.arctanh(x)

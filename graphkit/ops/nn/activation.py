@@ -15,9 +15,15 @@ from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import Unary, broadcast_known, scalar_like, unbroadcast
 
-SIDES = (Sample((2, 3)), Sample(Rand((3,), 0.2, 4.0)), Sample(Rand((3,), -4.0, -0.2)), Sample(()), Sample((0, 2)))
-# Large inputs: the function must not overflow, and must reach its limits.
-FAR = Sample(np.array([-1000.0, -90.0, 90.0, 1000.0], np.float32), grad=False)  # float32 only; see the other samples
+
+def sides() -> tuple[Sample, ...]:
+    """Return samples on both sides of 0, and on each side alone."""
+    return Sample((2, 3)), Sample(Rand((3,), 0.2, 4.0)), Sample(Rand((3,), -4.0, -0.2)), Sample(()), Sample((0, 2))
+
+
+def far() -> Sample:
+    """Return a sample of large inputs, in float32 only: the function must not overflow, and must reach its limits."""
+    return Sample(np.array([-1000.0, -90.0, 90.0, 1000.0], np.float32), grad=False)
 
 
 def keep_where(condition: Any, value: Any) -> Any:
@@ -47,7 +53,7 @@ class Relu(Unary):
 
     types = {"x": FLOATS | SIGNED}
     onnx = Onnx("Relu", since=14)
-    samples = SIDES
+    samples = sides
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.maximum(x, 0)
@@ -62,7 +68,7 @@ class Sigmoid(Unary):
     """1 / (1 + exp(-x))."""
 
     onnx = Onnx("Sigmoid", since=13)
-    samples = lambda: (*Unary.samples, FAR)
+    samples = lambda: (*Unary.samples(), far())
 
     def reference(self, xp: Any, x: Any) -> Any:
         return stable_sigmoid(xp, x)
@@ -77,7 +83,7 @@ class Tanh(Unary):
     """Hyperbolic tangent."""
 
     onnx = Onnx("Tanh", since=13)
-    samples = lambda: (*Unary.samples, FAR)
+    samples = lambda: (*Unary.samples(), far())
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.tanh(x)
@@ -93,7 +99,7 @@ class LeakyRelu(Unary):
 
     alpha: float = 0.009999999776482582  # the standard's attributes are float32
     onnx = Onnx("LeakyRelu", since=16)
-    samples = lambda: (*SIDES, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
+    samples = lambda: (*sides(), Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.where(x >= 0, x, x * self.alpha)
@@ -112,7 +118,7 @@ class HardSigmoid(Unary):
     beta: float = 0.5
     onnx = Onnx("HardSigmoid", since=22)
     samples = lambda: (
-        *Unary.samples,
+        *Unary.samples(),
         Sample(Rand((2, 3), 3.0, 9.0)),
         Sample(Rand((2, 3), -9.0, -3.0)),
         Sample((2, 3), alpha=0.5, beta=0.25),
@@ -131,7 +137,7 @@ class HardSwish(Unary):
     """x * min(max(x / 6 + 1/2, 0), 1). Howard et al. 2019, arXiv:1905.02244."""
 
     onnx = Onnx("HardSwish", since=22)
-    samples = lambda: (*Unary.samples, Sample(Rand((2, 3), 3.2, 9.0)), Sample(Rand((2, 3), -9.0, -3.2)))
+    samples = lambda: (*Unary.samples(), Sample(Rand((2, 3), 3.2, 9.0)), Sample(Rand((2, 3), -9.0, -3.2)))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return x * xp.clip(x / 6 + 0.5, 0, 1)

@@ -57,7 +57,7 @@ class ThresholdedRelu(Unary):
     alpha: float = 1.0
     onnx = Onnx("ThresholdedRelu", since=22)
     samples = lambda: (
-        *Unary.samples,
+        *Unary.samples(),
         Sample(Rand((3,), 1.2, 4.0)),
         Sample((2, 3), alpha=0.25),
         Sample((2, 3), alpha=-0.5),
@@ -80,7 +80,7 @@ class Shrink(Unary):
     types = {"x": (FLOATS - {DType.BFLOAT16}) | SIGNED | UNSIGNED}
     onnx = Onnx("Shrink", since=9)
     samples = lambda: (
-        *Unary.samples,
+        *Unary.samples(),
         Sample((3, 3), bias=0.25, lambd=0.5),
         Sample((3, 3), bias=-1.0, lambd=0.0),
         Sample(np.array([-3, -1, 0, 1, 3]), bias=1.0, lambd=1.5),

@@ -9,7 +9,7 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops.nn.activation import FAR, SIDES, stable_sigmoid, stable_softplus
+from graphkit.ops.nn.activation import far, sides, stable_sigmoid, stable_softplus
 from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import Unary
 
@@ -20,7 +20,7 @@ class Elu(Unary):
 
     alpha: float = 1.0
     onnx = Onnx("Elu", since=22)
-    samples = lambda: (*SIDES, FAR, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
+    samples = lambda: (*sides(), far(), Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.where(x > 0, x, self.alpha * xp.expm1(xp.minimum(x, 0)))
@@ -39,7 +39,7 @@ class Selu(Unary):
     alpha: float = 1.67326319217681884765625
     gamma: float = 1.05070102214813232421875
     onnx = Onnx("Selu", since=22)
-    samples = lambda: (*SIDES, FAR, Sample((2, 3), alpha=0.5, gamma=2.0), Sample((2, 3), alpha=-0.5))
+    samples = lambda: (*sides(), far(), Sample((2, 3), alpha=0.5, gamma=2.0), Sample((2, 3), alpha=-0.5))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return self.gamma * xp.where(x > 0, x, self.alpha * xp.expm1(xp.minimum(x, 0)))
@@ -56,7 +56,7 @@ class Celu(Unary):
 
     alpha: float = 1.0
     onnx = Onnx("Celu", since=28)
-    samples = lambda: (*SIDES, FAR, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=2.0))
+    samples = lambda: (*sides(), far(), Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=2.0))
 
     def infer(self, x: TensorType) -> TensorType:
         if self.alpha == 0:
@@ -77,7 +77,7 @@ class Softplus(Unary):
     """log(1 + exp(x))."""
 
     onnx = Onnx("Softplus", since=22)
-    samples = lambda: (*Unary.samples, FAR)
+    samples = lambda: (*Unary.samples(), far())
 
     def reference(self, xp: Any, x: Any) -> Any:
         return stable_softplus(xp, x)
@@ -91,7 +91,7 @@ class Softsign(Unary):
     """x / (1 + |x|)."""
 
     onnx = Onnx("Softsign", since=22)
-    samples = SIDES
+    samples = sides
 
     def reference(self, xp: Any, x: Any) -> Any:
         return x / (1 + xp.abs(x))
@@ -111,7 +111,7 @@ class Gelu(Unary):
     approximate: str = "none"
     onnx = Onnx("Gelu", since=20)
     samples = lambda: (
-        *Unary.samples,
+        *Unary.samples(),
         *(Sample(s, approximate="tanh") for s in ((2, 3), (), (0, 2))),
         Sample(Rand((4,), -6.0, -3.0)),
     )
@@ -149,7 +149,7 @@ class Swish(Unary):
 
     alpha: float = 1.0
     onnx = Onnx("Swish", since=24)
-    samples = lambda: (*Unary.samples, FAR, Sample((2, 3), alpha=1.75), Sample((2, 3), alpha=-0.5))
+    samples = lambda: (*Unary.samples(), far(), Sample((2, 3), alpha=1.75), Sample((2, 3), alpha=-0.5))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return x * stable_sigmoid(xp, self.alpha * x)
@@ -189,7 +189,7 @@ class Mish(Unary):
     """x * tanh(softplus(x)). Misra 2019, arXiv:1908.08681."""
 
     onnx = Onnx("Mish", since=22)
-    samples = lambda: (*Unary.samples, FAR)
+    samples = lambda: (*Unary.samples(), far())
 
     def reference(self, xp: Any, x: Any) -> Any:
         return x * xp.tanh(stable_softplus(xp, x))
