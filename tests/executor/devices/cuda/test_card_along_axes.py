@@ -46,7 +46,7 @@ def run(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:
 SHAPES = [((9, 31), 1), ((3, 2000), -1), ((1, 257), 1), ((70, 3), 0), ((2, 40, 5), 1), ((7,), 0)]
 
 
-@together(full=lambda name, last: last == (name == "ArgMax"))
+@together()
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
 def test_positions_of_ties_and_nan(name: str, last: bool, emulator: Emulator) -> None:
@@ -85,7 +85,7 @@ TOTALS: list[tuple[tuple[int, ...], int, int]] = [  # shape, axis, launches
 ]
 
 
-@together(full=lambda exclusive, reverse: exclusive != reverse)
+@together()
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_running_sums(reverse: bool, exclusive: bool, emulator: Emulator) -> None:
@@ -152,7 +152,7 @@ TOPS = [  # shape, axis, k
 ]
 
 
-@together(full=lambda largest, dtype: dtype not in (("float32", "int8") if largest else ("float16", "uint64")))
+@together()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint64", "int64"])
 @pytest.mark.parametrize("largest", [False, True])
 def test_the_largest_and_smallest(largest: bool, dtype: str, emulator: Emulator) -> None:

@@ -74,7 +74,7 @@ def check(emulator: Emulator, op: FusedAttention, arrays: list[Any], tf32: bool 
     return found
 
 
-@together(full=lambda size, causal: SIZES.index(size) % 2 == causal)
+@together()
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_sizes(size: tuple[int, ...], causal: bool, emulator: Emulator) -> None:
@@ -88,14 +88,14 @@ def test_sizes(size: tuple[int, ...], causal: bool, emulator: Emulator) -> None:
 TYPES = ["float16", "bfloat16", "float64"]
 
 
-@together(full=lambda size, kind: HALVES.index(size) % 3 != TYPES.index(kind))
+@together()
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("size", HALVES, ids=str)
 def test_types(size: tuple[int, ...], kind: str, emulator: Emulator) -> None:
     check(emulator, FusedAttention(scale=0.25, causal=True), drawn((*size[:3], max(size[2:4]), *size[4:]), kind))
 
 
-@together(full=lambda size: HALVES.index(size) not in (1, 4))
+@together()
 @pytest.mark.parametrize("size", [size for size in HALVES if size[2] >= 16], ids=str)
 def test_floats_by_11_bits(size: tuple[int, ...], emulator: Emulator) -> None:
     """Tensor cores multiply rows of up to 64 elements. NaN and masks have the same effect as in full precision."""
@@ -121,8 +121,7 @@ def test_a_factor_is_the_nearest_number_of_11_bits(emulator: Emulator) -> None:
     np.testing.assert_array_equal(found, np.broadcast_to(wanted, found.shape))
 
 
-@pytest.mark.full
-@together(full=lambda size, layout, output: (layout == output) == (size[3] == 70))
+@together()
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("output", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("size", [(2, 3, 37, 70, 12, 20), (2, 2, 3, 600, 8, 12)], ids=["whole", "slices"])
@@ -132,14 +131,7 @@ def test_layouts(layout: str, output: str, size: tuple[int, ...], emulator: Emul
         check(emulator, op, drawn(size, kind, layout=layout))
 
 
-# One for each of the ways to share: rows of one head, slices of them, and heads of their own.
-SHARED = [
-    ("NHLD", 1, 70, "float32"), ("NLHD", 1, 700, "float16"), ("NLHD", 3, 40, "float32"), ("NHLD", 20, 70, "float16"),
-]  # fmt: skip
-
-
-@pytest.mark.full
-@together(full=lambda layout, rows, keys, kind: (layout, rows, keys, kind) not in SHARED)
+@together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 @pytest.mark.parametrize(("rows", "keys"), [(1, 70), (1, 700), (3, 40), (20, 70)])
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
@@ -170,7 +162,7 @@ MASKS = [
 ]
 
 
-@together(full=lambda shape, kind: MASKS.index(shape) not in ((4, 8) if kind == "float32" else (2, 6)))
+@together()
 @pytest.mark.parametrize("shape", MASKS, ids=str)
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_masks(shape: tuple[int, ...], kind: str, emulator: Emulator) -> None:
@@ -183,7 +175,6 @@ def test_masks(shape: tuple[int, ...], kind: str, emulator: Emulator) -> None:
         check(emulator, FusedAttention(scale=0.25, mask_value=value), [*arrays, seen])
 
 
-@pytest.mark.full
 def test_keys_that_are_hidden_tile_by_tile(emulator: Emulator) -> None:
     """From some queries the first tiles, from others the last ones, all from the third."""
     for rows, keys, kind in ((8, 400, "float32"), (8, 600, "float32"), (18, 300, "float16")):
@@ -294,15 +285,13 @@ def tiles_of(kind: str) -> list[Source]:
 
 
 @together()
-@pytest.mark.full
 @pytest.mark.parametrize(("kind", "architecture"), registers.KINDS)
 @pytest.mark.long
 def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None) -> None:
     registers.check_kind(tiles_of, kind, architecture)
 
 
-@pytest.mark.full
-@together(full=lambda kind: kind == "bfloat16")
+@together()
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
     kernels = [kernel_of(node(size, kind), tf32) for size in TILES[2:4] for tf32 in (False, True)]

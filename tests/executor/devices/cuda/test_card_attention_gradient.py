@@ -120,7 +120,6 @@ def test_sizes(emulator: Emulator) -> None:
 
 
 @together()
-@pytest.mark.full
 @pytest.mark.parametrize("size", MORE_SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_more_sizes(size: Size, kind: str, emulator: Emulator) -> None:
@@ -136,7 +135,6 @@ def test_half_floats(kind: str, emulator: Emulator) -> None:
 
 
 @together()
-@pytest.mark.full
 @pytest.mark.parametrize("size", MORE_TENSOR_SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_more_half_floats(size: Size, kind: str, emulator: Emulator) -> None:
@@ -145,14 +143,7 @@ def test_more_half_floats(size: Size, kind: str, emulator: Emulator) -> None:
 
 
 @together()
-@pytest.mark.parametrize(
-    "size",
-    [
-        (1, 1, 17, 34, 13, 17),
-        *(pytest.param(size, marks=pytest.mark.full) for size in ((2, 1, 70, 65, 64, 50), (1, 2, 40, 70, 16, 32))),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("size", [(1, 1, 17, 34, 13, 17), (2, 1, 70, 65, 64, 50), (1, 2, 40, 70, 16, 32)], ids=str)
 def test_floats_by_11_bits(size: Size, emulator: Emulator) -> None:
     """The forward pass and the gradient round in the same way, so the weights of a query have the sum 1."""
     op, arrays = FusedAttentionGrad(scale=size[4] ** -0.5, causal=True), drawn(size)
@@ -163,8 +154,7 @@ def test_floats_by_11_bits(size: Size, emulator: Emulator) -> None:
     assert any((mine != theirs).any() for mine, theirs in zip(found, computed(emulator, op, arrays), strict=True))
 
 
-@pytest.mark.full
-@together(full=lambda layout, output: layout == output == "NHLD")
+@together()
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("output", ["NHLD", "NLHD"])
 def test_layouts(layout: str, output: str, emulator: Emulator) -> None:
@@ -173,7 +163,6 @@ def test_layouts(layout: str, output: str, emulator: Emulator) -> None:
         check(emulator, op, drawn((2, 2, 17, 18, 6, 4), kind, layout, output))
 
 
-@pytest.mark.full
 @together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_masks(kind: str, emulator: Emulator) -> None:
@@ -187,7 +176,6 @@ def test_masks(kind: str, emulator: Emulator) -> None:
             check(emulator, FusedAttentionGrad(scale=0.25, mask_value=value), [*arrays, seen])
 
 
-@pytest.mark.full
 @together()
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_queries_that_see_nothing(kind: str, emulator: Emulator) -> None:
@@ -349,7 +337,6 @@ def tiles_of(kind: str) -> list[Source]:
 
 
 @together()
-@pytest.mark.full
 @pytest.mark.parametrize(("kind", "architecture"), registers.KINDS)
 @pytest.mark.long
 def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None) -> None:
@@ -357,7 +344,6 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
 
 
 @together()
-@pytest.mark.full
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
     registers.check(kernel_of(node(TILES[2], kind)).sources, "sm_90")

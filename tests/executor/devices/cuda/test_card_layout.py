@@ -52,10 +52,8 @@ def of_batches(node: Node) -> bool:
 # --- what is left of transposes ---------------------------------------------------------------------
 
 
-@together(full=lambda name, train, precision: not train or name == "resnet")
-@pytest.mark.parametrize(
-    "precision", ["tf32", pytest.param("bf16", marks=pytest.mark.full), pytest.param("f16", marks=pytest.mark.full)]
-)
+@together()
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "f16"])
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", ["resnet", "mobilenetv2"])
 def test_images_are_transposed_at_the_border_alone(name: str, train: bool, precision: str) -> None:
@@ -127,17 +125,10 @@ WHOLE: dict[str, Callable[[], gk.Model]] = {
     "mobilenetv2": lambda: gk.models.build("mobilenetv2", classes=4, image=(3, 32, 32), dropout=0.0),
 }
 # Networks, precisions, and where channels are.
-INFERRED: list[Any] = [
-    ("residual", "tf32", "last"), ("residual", "f16", "last"),
-    pytest.param("residual", "bf16", "last", marks=pytest.mark.full),
-]  # fmt: skip
-INFERRED += [pytest.param("residual", p, "first", marks=pytest.mark.full) for p in PRECISIONS]
+SMALL = [("residual", p, layout) for layout in ("last", "first") for p in PRECISIONS]
+INFERRED = [*SMALL, *((name, p, "last") for name in WHOLE for p in PRECISIONS)]
 # In float16 deep networks skip steps until the loss's factor is low.
-TRAINED = [
-    *INFERRED,
-    *(pytest.param(name, p, "last", marks=pytest.mark.full) for name in WHOLE for p in ("tf32", "bf16")),
-]
-INFERRED += [pytest.param(name, p, "last", marks=pytest.mark.full) for name in WHOLE for p in PRECISIONS]
+TRAINED = [*SMALL, *((name, p, "last") for name in WHOLE for p in ("tf32", "bf16"))]
 
 
 def built(name: str) -> gk.Model:

@@ -125,19 +125,14 @@ def check(emulator: Emulator, *layers: Layer, tolerance: float = 2e-6) -> None:
 # --- values -----------------------------------------------------------------------------------------
 
 
-# Every kind in two directions or layouts, and what only one kind has.
-OF_DEFAULT_LANE = [OF_KIND[i] for i in (0, 3, 5, 6, 9, 10, 12, 15, 16, 19)]
-
-
-@together(full=lambda kind, options: (kind, options) not in OF_DEFAULT_LANE)
+@together()
 @pytest.mark.parametrize(("kind", "options"), OF_KIND)
 def test_operands_and_directions(kind: str, options: dict[str, Any], emulator: Emulator) -> None:
     """More threads than one block, and sizes that are not powers of two."""
     check(emulator, Layer(kind, (5, 7, 3, 29), **options), Layer(kind, (4, 3, 2, 5), (), **options))
 
 
-@pytest.mark.full
-@together(full=lambda kind, layout, sizes: layout == (kind == "LSTM"))
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", [0, 1])
 @pytest.mark.parametrize(
@@ -149,7 +144,6 @@ def test_nothing_at_all(kind: str, layout: int, sizes: tuple[int, ...], emulator
     check(emulator, *(Layer(kind, sizes, present, **options) for present in (ALL, ())))
 
 
-@pytest.mark.full
 @together()
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_nobody_reads(kind: str, emulator: Emulator) -> None:
@@ -166,7 +160,7 @@ def test_what_nobody_reads(kind: str, emulator: Emulator) -> None:
                 assert ours is None or ours.tobytes() == all_of_it.tobytes()
 
 
-@together(full=lambda kind, dtype: (kind, dtype) not in (("RNN", "float64"), ("LSTM", "float16"), ("GRU", "bfloat16")))
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_types(kind: str, dtype: str, emulator: Emulator) -> None:
@@ -216,7 +210,7 @@ def test_padding_that_is_no_number(kind: str, options: dict[str, Any], emulator:
             np.testing.assert_allclose(ours[same], reference[same], rtol=1e-5, atol=1e-5, err_msg=op.name)
 
 
-@together(full=lambda kind, value: (kind == "GRU") == np.isnan(value))
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 def test_weights_that_are_not_finite(kind: str, value: float, emulator: Emulator) -> None:
@@ -259,8 +253,7 @@ def test_launches(kind: str, options: dict[str, Any], each: int) -> None:
         assert few.max() <= 3 * each + 4
 
 
-@pytest.mark.full
-@together(full=lambda kind: kind != "GRU")
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 def test_wide_indices(kind: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Are those of large layers, and change no bit."""
@@ -359,7 +352,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@together(full=lambda name: name in ("lstm", "rnn"))
+@together()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training(name: str, card: Card) -> None:
     """The whole step is recorded, and gives the parameters of the CPU. The layer is computed once, and saves values."""

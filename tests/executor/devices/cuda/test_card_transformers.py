@@ -54,12 +54,7 @@ def fed(net: gk.Model, batch: int, length: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [
-        ("bert", "f16"),
-        ("transformer_lm", "tf32"),
-        *(pytest.param("bert", precision, marks=pytest.mark.full) for precision in ("f32", "tf32", "bf16")),
-        *(pytest.param("transformer_lm", precision, marks=pytest.mark.full) for precision in ("f32", "f16", "bf16")),
-    ],
+    [(name, precision) for name in ("bert", "transformer_lm") for precision in ("f32", "tf32", "f16", "bf16")],
 )
 def test_inference(name: str, precision: str, card: Card, steps: list[Node]) -> None:
     """BERT's first sequence is masked completely: all keys weigh the same, although the mask exceeds float16."""
@@ -95,12 +90,8 @@ def trained(name: str, device: str, precision: str = "f32", count: int = 3) -> t
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
-        ("transformer_lm", "f32"),
-        ("bert", "f16"),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in [("bert", "f32"), ("bert", "bf16"), *(("transformer_lm", p) for p in ("tf32", "f16", "bf16"))]
-        ),
+        *(("bert", precision) for precision in ("f32", "f16", "bf16")),
+        *(("transformer_lm", precision) for precision in ("f32", "tf32", "f16", "bf16")),
     ],
 )
 def test_training(name: str, precision: str, card: Card, steps: list[Node]) -> None:
@@ -123,7 +114,7 @@ def test_training(name: str, precision: str, card: Card, steps: list[Node]) -> N
     assert not card.interpreted
 
 
-@pytest.mark.parametrize("precision", [pytest.param("f16", marks=pytest.mark.full), "bf16"])
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
 def test_what_is_added_to_scores_stays_float32(precision: str, card: Card, steps: list[Node]) -> None:
     """Distances up to 300 (Press et al. 2022, arXiv:2108.12409) would be off by 1 in bfloat16."""
     q, k, v = (gk.input(name, ["N", 2, "T", 8]) for name in "qkv")
@@ -176,8 +167,7 @@ def test_the_standard_operator(dtype: str, card: Card, steps: list[Node]) -> Non
     assert not card.interpreted
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("precision", ["f16", pytest.param("bf16", marks=pytest.mark.full)])
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
 def test_moves_of_half_floats(precision: str, card: Card, steps: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """They leave half of the casts, and every bit as it was."""
     tokens = np.arange(24).reshape(2, 12) % 11
