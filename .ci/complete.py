@@ -59,14 +59,18 @@ def counts_of(tests: Mapping[str, tuple[int, float]]) -> dict[str, int]:
 
 
 def lost_cases(known: Mapping[str, Mapping[str, int]], found: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """A line for each folder with lost cases: the lanes of `found` together run fewer than `known` says.
+    """A line for each folder with lost cases: the lanes together run fewer than `known` says.
 
     A case may move to another lane, and a folder may have more cases. If the numbers are not written again then, the
     loss of as many cases is not noticed later.
     """
+    problems = [f"the {lane} lane did not run" for lane in known if lane not in found]
+    problems += [f"{COUNTS} has no numbers of the {lane} lane" for lane in found if lane not in known]
+    if problems:
+        return problems
     expected, counts = Counter[str](), Counter[str]()
     for lane, folders in found.items():
-        expected.update(known.get(lane, {}))
+        expected.update(known[lane])
         counts.update(folders)
     return [
         f"{folder} has {counts[folder]} cases in {', '.join(found)}; {COUNTS} says {expected[folder]}"
