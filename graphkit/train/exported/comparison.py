@@ -189,8 +189,8 @@ def _noise(
 ) -> dict[str, float]:  # fmt: skip
     """Return, by role, how much a step of graphkit changes if parameters change by two units in the last place.
 
-    For states, the result is at least that of `_rounding`. It can be large: if a gradient of
-    exactly 0 becomes a rounding error, Adam divides this error by its own magnitude.
+    For states, the result is at least that of `_rounding`. It can be large: if a gradient of exactly 0 becomes a
+    rounding error, Adam divides this error by its own magnitude.
     """
     draw = np.random.default_rng(0)
     worst = {role: _rounding(names, before.states, new.states) for role, names in roles.items()}
