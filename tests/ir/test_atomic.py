@@ -163,3 +163,11 @@ def test_writing_to_disk_starts_early(tmp_path, monkeypatch):
     started.clear()
     write_whole(tmp_path / "small", [content[: 2 * piece - 1]])
     assert not started
+
+
+def test_the_system_accepts_early_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic, "_EARLY", 2 * atomic._PIECE)
+    content = np.random.default_rng(0).bytes(5 * atomic._PIECE + 3)
+    write_whole(tmp_path / "file", [content])
+    assert (tmp_path / "file").read_bytes() == content
+    assert (atomic._sync_file_range() is not None) == (sys.platform == "linux")
