@@ -81,41 +81,13 @@ template <int Rows>
 // Computes `Rows` windows.
 template <int Rows>
 __attribute__((noinline)) void multiply_pair_rows(const PairChain& chain) {
-    constexpr int kEach = kPair * kVectors;
     const Windows& windows = chain.windows;
-    Lanes sums[Rows][kEach] = {};
+    Lanes sums[Rows][kPair * kVectors] = {};
     for (std::int64_t i = 0; i < windows.lines; ++i) {
         add_pair(windows.first + i * windows.line_step, windows.step, chain.filters + i * windows.elements * kBlock,
                  chain.apart, chain.next, windows.elements, sums);
     }
-    if (chain.adds) {
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < kEach; ++v) {
-                sums[r][v] += load<float>(chain.products + r * kPair * kBlock + v * kWide);
-            }
-        }
-    }
-    if (chain.finishes == nullptr) {
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < kEach; ++v) {
-                store(chain.products + r * kPair * kBlock + v * kWide, sums[r][v]);
-            }
-        }
-        return;
-    }
-#pragma GCC unroll 2
-    for (int b = 0; b < kPair; ++b) {
-        Lanes block[Rows][kVectors];
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < kVectors; ++v) {
-                block[r][v] = sums[r][b * kVectors + v];
-            }
-        }
-        chain.finishes[b].store_rows(block, chain.position);
-    }
+    end_chain<kPair * kBlock>(sums, chain.products, chain.adds, chain.finishes, chain.position);
 }
 
 template <int... Less>

@@ -175,36 +175,7 @@ __attribute__((noinline)) void multiply_chain(const Chain& chain) {
             }
         }
     }
-    // The loops are unrolled: otherwise the sums would be moved from registers to memory.
-    if (chain.adds) {
-#pragma GCC unroll 16
-        for (int r = 0; r < Count; ++r) {
-            for (int v = 0; v < Vectors; ++v) {
-                sums[r][v] += load<float>(chain.products + r * kPanel + v * kWide);
-            }
-        }
-    }
-    if (chain.finishes == nullptr) {
-#pragma GCC unroll 16
-        for (int r = 0; r < Count; ++r) {
-            for (int v = 0; v < Vectors; ++v) {
-                store(chain.products + r * kPanel + v * kWide, sums[r][v]);
-            }
-        }
-        return;
-    }
-    constexpr int kEach = std::min(Vectors, kVectors);
-#pragma GCC unroll 2
-    for (int b = 0; b < Vectors / kEach; ++b) {
-        Lanes block[Count][kEach];
-#pragma GCC unroll 16
-        for (int r = 0; r < Count; ++r) {
-            for (int v = 0; v < kEach; ++v) {
-                block[r][v] = sums[r][b * kEach + v];
-            }
-        }
-        chain.finishes[b].store_rows(block, chain.position);
-    }
+    end_chain<kPanel>(sums, chain.products, chain.adds, chain.finishes, chain.position);
 }
 
 template <int Vectors, int Lines, int... Less>

@@ -238,5 +238,43 @@ class Finish {
     Lanes bias_[kVectors] = {};
 };
 
+// Ends a chain of sums of rows [Rows, Vectors * kWide] with several blocks of filters. `products`: the sums of each row
+// over earlier elements, if `adds`, `Step` floats apart. The new sums are stored there if `finishes` is null, because
+// later elements follow. Otherwise `finishes`, one for each block, computes the results from `position` on.
+template <std::int64_t Step, int Rows, int Vectors>
+[[gnu::always_inline]] inline void end_chain(Lanes (&sums)[Rows][Vectors], float* products, bool adds,
+                                             const Finish* finishes, std::int64_t position) {
+    // The loops are unrolled: otherwise the sums would be moved from registers to memory.
+    if (adds) {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+            for (int v = 0; v < Vectors; ++v) {
+                sums[r][v] += load<float>(products + r * Step + v * kWide);
+            }
+        }
+    }
+    if (finishes == nullptr) {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+            for (int v = 0; v < Vectors; ++v) {
+                store(products + r * Step + v * kWide, sums[r][v]);
+            }
+        }
+        return;
+    }
+    constexpr int kEach = std::min(Vectors, kVectors);
+#pragma GCC unroll 2
+    for (int b = 0; b < Vectors / kEach; ++b) {
+        Lanes block[Rows][kEach];
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+            for (int v = 0; v < kEach; ++v) {
+                block[r][v] = sums[r][b * kEach + v];
+            }
+        }
+        finishes[b].store_rows(block, position);
+    }
+}
+
 }  // namespace
 }  // namespace graphkit
