@@ -103,7 +103,17 @@ def test_scaled_rows_equal_numpy(dtype, small, order, isa):
 @in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "int64", "int8", "uint16"])
 @pytest.mark.parametrize(
-    "shapes", [((40, 17), (40, 1)), ((40, 17), (17,)), ((3, 1025), (3, 1)), ((9, 105), (105,))], ids=str
+    "shapes",
+    [
+        ((40, 17), (40, 1)),
+        ((40, 17), (17,)),
+        ((3, 1025), (3, 1)),
+        ((9, 105), (105,)),
+        # Rows of less than eight vectors of one or two bytes, which are not aligned.
+        ((9, 105), (9, 1)),
+        ((20, 45), (20, 1)),
+    ],
+    ids=str,
 )
 def test_rows_are_not_read_beyond_their_end(shapes, dtype, every_isa):
     rng = np.random.default_rng(2)
