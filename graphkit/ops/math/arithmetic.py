@@ -154,7 +154,7 @@ class Pow(Binary):
         return TensorType(a.dtype, broadcast_shapes([a.shape, b.shape]))
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
-        if a.dtype.kind in "iu" and b.dtype.kind == "i" and b.dtype.kind != "u":
+        if a.dtype.kind in "iu" and b.dtype.kind == "i":
             if not (b < 0).any():
                 return xp.power(a, b)
             _refuse_zero((a != 0) | (b >= 0))

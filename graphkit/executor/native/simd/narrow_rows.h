@@ -156,16 +156,5 @@ void join_columns(const std::byte* from, std::byte* to, std::int64_t pitch, std:
     }
 }
 
-// Calls body with the number of columns as a constant; 2 <= columns <= kNarrow.
-template <int Columns = 2, typename Body>
-inline void with_columns(std::int64_t columns, Body&& body) {
-    if constexpr (Columns < kNarrow) {
-        if (columns > Columns) {
-            return with_columns<Columns + 1>(columns, body);
-        }
-    }
-    body(std::integral_constant<int, Columns>());
-}
-
 }  // namespace
 }  // namespace graphkit

@@ -18,6 +18,7 @@ OPERATIONS = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Min": np.minimum, "Max": np.maximum,
     "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor,
     "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
+    "Equal": np.equal, "Less": np.less, "LessOrEqual": np.less_equal,
 }  # fmt: skip
 
 # Rows of less than a vector, of whole vectors, of more than a page; few and many rows; other axes before them.
@@ -55,13 +56,16 @@ def values(rng, shape, dtype):
     ["float32", "float64", "int32", "int64", "uint32", "uint64", "int8", "uint8", "int16", "uint16", "bool"],
 )
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_rows_equal_numpy(shapes, dtype, isa):
+def test_rows_equal_numpy(shapes, dtype, every_isa):
     rng = np.random.default_rng(0)
     a, b = (values(rng, shape, dtype) for shape in shapes)
     names = {
         "f": ("Add", "Sub", "Mul", "Div", "Min", "Max"),
-        "b": ("And", "Or", "Xor"),
+        "b": ("And", "Or", "Xor", "Equal"),
     }.get(np.dtype(dtype).kind, ("Add", "Sub", "Mul", "Min", "Max", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
+    if dtype in ("int8", "uint8"):
+        names += ("Equal", "Less", "LessOrEqual")
+        a[..., ::2] = b[..., ::3] = 7
     for name, arrays in itertools.product(names, ((a, b), (b, a))):
         node = Node(registry.get("", name)(), [Value(TensorType(dtype_of(x.dtype), x.shape)) for x in arrays])
         with np.errstate(all="ignore"):
@@ -99,9 +103,19 @@ def test_scaled_rows_equal_numpy(dtype, small, order, isa):
 @in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "int64", "int8", "uint16"])
 @pytest.mark.parametrize(
-    "shapes", [((40, 17), (40, 1)), ((40, 17), (17,)), ((3, 1025), (3, 1)), ((9, 105), (105,))], ids=str
+    "shapes",
+    [
+        ((40, 17), (40, 1)),
+        ((40, 17), (17,)),
+        ((3, 1025), (3, 1)),
+        ((9, 105), (105,)),
+        # Rows of less than eight vectors of one or two bytes, which are not aligned.
+        ((9, 105), (9, 1)),
+        ((20, 45), (20, 1)),
+    ],
+    ids=str,
 )
-def test_rows_are_not_read_beyond_their_end(shapes, dtype, isa):
+def test_rows_are_not_read_beyond_their_end(shapes, dtype, every_isa):
     rng = np.random.default_rng(2)
     a, b = (at_page_end(values(rng, shape, dtype)) for shape in shapes)
     node = Node(registry.get("", "Add")(), [Value(TensorType(dtype_of(x.dtype), x.shape)) for x in (a, b)])

@@ -1,5 +1,7 @@
 """Transposes, broadcasts and other views: random shapes, element types and instruction sets against numpy."""
 
+import itertools
+
 import numpy as np
 import pytest
 from combinations import in_one_item
@@ -121,13 +123,13 @@ def test_few_repetitions_of_short_rows(columns, repeats):
 @pytest.mark.parametrize("sizes", [(3, 5, 7), (2, 9, 300), (5, 1, 2000), (4, 3, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int64], ids=str)
 def test_repetitions_of_blocks_of_rows(sizes, dtype):
-    """Rows that are repeated within blocks, and blocks that are repeated."""
+    """Rows that are repeated within blocks, and blocks that are repeated: one block, and each of two."""
     blocks, rows, columns = sizes
-    x = np.random.default_rng(9).integers(0, 100, (1, rows, 1, columns)).astype(dtype)
-    for repeats in (1, 6):
-        wanted = np.broadcast_to(x, (blocks, rows, repeats, columns))
+    for originals, repeats in itertools.product((1, 2), (1, 6)):
+        x = np.random.default_rng(9).integers(0, 100, (originals, 1, rows, 1, columns)).astype(dtype)
+        wanted = np.broadcast_to(x, (originals, blocks, rows, repeats, columns))
         for threads in (1, 3):
             y = np.zeros(wanted.shape, dtype)
-            strides = (0, columns, 0, 1)
+            strides = (rows * columns, 0, columns, 0, 1)
             native.StridedView("Tile", x.shape, y.shape, y.shape, strides, 0, x.dtype.name, threads)([x], [y])
             np.testing.assert_array_equal(y, wanted)

@@ -5,7 +5,9 @@
 // rounded quotient has the same integer part.
 #pragma once
 
+#include "kernels/pointwise/lane_casts.h"
 #include "kernels/pointwise/pointwise_functions.h"
+#include "simd/bitwise.h"
 #include "simd/bytes.h"
 
 namespace graphkit {
@@ -25,21 +27,14 @@ constexpr bool kDividesInVectors =
 
 // As many elements of T as a vector of quotients has.
 template <typename T>
-using Dividends =
-    typename VectorOf<T, static_cast<int>(static_cast<std::int64_t>(sizeof(T)) * kLanes<Quotient<T>>)>::type;
+using Dividends = Lanes<T, kLanes<Quotient<T>>>;
 
 template <typename T>
 inline Vector<Quotient<T>> load_numbers(const T* from) {
     if constexpr (sizeof(T) == 1) {
         return __builtin_convertvector(widen_bytes<std::int32_t>(from), Vector<float>);
     } else {
-        Dividends<T> v;
-        __builtin_memcpy(&v, from, sizeof v);
-        if constexpr (sizeof(T) == 2) {
-            return __builtin_convertvector(__builtin_convertvector(v, Vector<std::int32_t>), Vector<float>);
-        } else {
-            return __builtin_convertvector(v, Vector<double>);
-        }
+        return converted_lanes<T, Quotient<T>, kLanes<Quotient<T>>>(load_lanes<Dividends<T>>(from));
     }
 }
 
@@ -57,19 +52,16 @@ inline void store_integers(T* to, Vector<Quotient<T>> x) {
     } else {
         v = __builtin_convertvector(x, Dividends<T>);
     }
-    __builtin_memcpy(to, &v, sizeof v);
+    store_lanes(to, v);
 }
 
-// Whether a quotient of these operands has the right integer part.
-template <typename T>
-inline bool divides_exactly([[maybe_unused]] Vector<double> a, [[maybe_unused]] Vector<double> b) {
 #if defined(__AVX512DQ__)
+// Whether a quotient of these operands has the right integer part.
+inline bool divides_exactly(Vector<double> a, Vector<double> b) {
     const Vector<double> larger = max_of<double>(magnitude<double>(a), magnitude<double>(b));
     return _mm512_cmp_pd_mask(bit_cast<__m512d>(larger), _mm512_set1_pd(0x1p53), _CMP_GE_OQ) == 0;
-#else
-    return false;
-#endif
 }
+#endif
 
 inline Vector<float> integer_part(Vector<float> x) {
     return __builtin_convertvector(__builtin_convertvector(x, Vector<std::int32_t>), Vector<float>);
@@ -126,7 +118,7 @@ void divide_integers(std::byte* y, const BlockOperand* x, std::int64_t count) {
             const auto dividend = load_numbers<T>(a + (i & x[0].mask));
             const auto divisor = load_numbers<T>(b + (i & x[1].mask));
             if constexpr (sizeof(T) == 8) {
-                if (!divides_exactly<T>(dividend, divisor)) {
+                if (!divides_exactly(dividend, divisor)) {
                     each(i, i + kStep);
                     continue;
                 }
@@ -136,7 +128,7 @@ void divide_integers(std::byte* y, const BlockOperand* x, std::int64_t count) {
             const auto result = F::template apply<Quotient<T>>(dividend, divisor);
             store_integers<T>(out + i, zero ? Vector<Quotient<T>>{} : result);
         }
-        divided_by_zero = divided_by_zero || across<BitwiseOr, Bits>(zeros) != 0;
+        divided_by_zero = divided_by_zero || any_bit<Bits>(zeros);
     }
     each(i, count);
 }

@@ -1,4 +1,4 @@
-// Conversions of vectors with few lanes between element types. For *.isa.cpp only.
+// Vectors with few lanes, and their conversions between element types. For *.isa.cpp only.
 #pragma once
 
 #include "kernels/pointwise/pointwise_functions.h"
@@ -10,6 +10,18 @@ namespace {
 // A vector with `Size` elements of type T.
 template <typename T, std::int64_t Size>
 using Lanes = typename VectorOf<T, static_cast<int>(static_cast<std::int64_t>(sizeof(T)) * Size)>::type;
+
+template <typename V, typename T>
+inline V load_lanes(const T* from) {
+    V v;
+    __builtin_memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <typename V, typename T>
+inline void store_lanes(T* to, V v) {
+    __builtin_memcpy(to, &v, sizeof v);
+}
 
 // Signed integers with the size of T.
 template <typename T>

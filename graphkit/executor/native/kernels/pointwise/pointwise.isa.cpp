@@ -19,18 +19,6 @@ inline T* data(std::byte* y) {
     return reinterpret_cast<T*>(y);
 }
 
-template <typename V, typename T>
-inline V load_lanes(const T* from) {
-    V v;
-    __builtin_memcpy(&v, from, sizeof v);
-    return v;
-}
-
-template <typename V, typename T>
-inline void store_lanes(T* to, V v) {
-    __builtin_memcpy(to, &v, sizeof v);
-}
-
 // --- loops ----------------------------------------------------------------------------------------------------
 
 // y[i] = compute(i) for the first element i of each vector of T. Two vectors are loaded before any is stored: a load

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/pointwise/pointwise_table.h"
+#include "simd/bitwise.h"
 #include "simd/half_convert.h"
 #include "simd/math.h"
 #include "simd/trigonometric.h"
@@ -55,13 +56,6 @@ inline Vector<T> larger(Vector<T> a, Vector<T> b) {
         return Largest::combine(a, b);
     }
 }
-
-struct BitwiseOr {
-    template <typename V>
-    static V combine(V a, V b) {
-        return a | b;
-    }
-};
 
 namespace functions {
 
@@ -346,7 +340,7 @@ struct DoubleRemainder {
         rest = rest < 0.0 ? rest + divisor : rest;
         rest = size < divisor ? size : rest;
         const Vector<std::int64_t> large = (quotient >= 0x1p53) & (size < kInfinity) & (divisor > 0.0);
-        if (across<BitwiseOr, std::int64_t>(large) != 0) {
+        if (any_bit<std::int64_t>(large)) {
             for (int i = 0; i < static_cast<int>(kLanes<double>); ++i) {
                 rest[i] = large[i] != 0 ? std::fmod(size[i], divisor[i]) : rest[i];
             }

@@ -2,14 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/sorting/key.h"
 
 namespace graphkit {
-
-// Rows of at most this many elements are ranked as a whole.
-constexpr std::int64_t kRankedRow = 8;
 
 // Writes the k best elements of each row, and their positions. The rank of an element is the number of elements that
 // precede it, which takes no branches.
@@ -43,17 +39,6 @@ void top_of_short_rows(const T* x, std::int64_t rows, std::int64_t k, bool large
             indices[row * k + i] = order[i];
         }
     }
-}
-
-// Calls body(std::integral_constant<int, size>); 2 <= size <= kRankedRow.
-template <int Size = 2, typename Body>
-void with_row_size(std::int64_t size, Body&& body) {
-    if constexpr (Size < kRankedRow) {
-        if (size > Size) {
-            return with_row_size<Size + 1>(size, body);
-        }
-    }
-    body(std::integral_constant<int, Size>());
 }
 
 }  // namespace graphkit

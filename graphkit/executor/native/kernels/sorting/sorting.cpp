@@ -6,6 +6,7 @@
 #include "kernels/sorting/short_rows.h"
 #include "kernels/sorting/sorting_table.h"
 #include "primitives/float_type.h"
+#include "primitives/narrow.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
 #include "runtime/operator_kernels.h"
@@ -439,9 +440,9 @@ void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* sc
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
     const std::size_t bytes = aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
     const double cost = 50 + static_cast<double>(g.size) + 20 * static_cast<double>(k_);
-    if (g.inner == 1 && g.size >= 2 && g.size <= kRankedRow) {
+    if (g.inner == 1 && g.size >= 2 && g.size <= kNarrow) {
         parallel_for(threads(), g.outer, static_cast<double>(g.size), [&](std::int64_t begin, std::int64_t end) {
-            with_row_size(g.size, [&](auto size) {
+            with_columns(g.size, [&](auto size) {
                 top_of_short_rows<decltype(size)::value>(x + begin * g.size, end - begin, k_, largest_,
                                                          values == nullptr ? nullptr : values + begin * k_,
                                                          indices == nullptr ? nullptr : indices + begin * k_);

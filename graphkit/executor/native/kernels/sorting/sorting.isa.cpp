@@ -1,6 +1,7 @@
 // Positions of extreme elements, and the keys that order elements. The loops are simple, so that the compiler can
 // vectorise them.
 #include "kernels/sorting/sorting_table.h"
+#include "simd/bitwise.h"
 #include "simd/narrow_rows.h"
 
 namespace graphkit {
@@ -224,13 +225,6 @@ void rank_halves(const T* x, std::int64_t size, bool largest, std::int16_t* to) 
     }
 }
 
-struct Or {
-    template <typename V>
-    static V combine(V a, V b) {
-        return a | b;
-    }
-};
-
 // Whether one of kKeyBlock elements may precede `worst`, or is NaN.
 template <bool Largest, typename T>
 bool may_precede(const T* x, T worst) {
@@ -239,7 +233,7 @@ bool may_precede(const T* x, T worst) {
     for (std::int64_t i = 0; i < kKeyBlock; i += kLanes<T>) {
         all &= Largest ? load(x + i) <= worst : load(x + i) >= worst;
     }
-    return across<Or, Bits>(~all) != 0;
+    return any_bit<Bits>(~all);
 }
 
 template <typename T>
